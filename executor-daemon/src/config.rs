@@ -1,0 +1,112 @@
+//! What can be configured, with the reason beside each default (`DESIGN.md` calls them by the same names).
+//!
+//! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
+//! the keeper and the keeper to the server as bytes.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that the engine is told at start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Directory that commands start in when none is given. Absolute.
+    pub default_workdir: PathBuf,
+    /// Timeout of a run that gives none, in milliseconds.
+    pub timeout_ms: f64,
+    /// Longest timeout, in milliseconds.
+    pub max_timeout_ms: f64,
+    /// Tail kept of each stream, in bytes; 1 to 16 MiB.
+    pub max_output_bytes: u64,
+    /// Cap of each spill, in bytes; above it the head is kept.
+    pub max_spill_bytes: u64,
+    /// SIGTERM to SIGKILL, in milliseconds.
+    pub grace_ms: u64,
+    /// Quiet after the shell's exit that ends the drain, in milliseconds.
+    pub drain_quiet_ms: u64,
+    /// Longest drain after the shell's exit, in milliseconds.
+    pub drain_total_ms: u64,
+    /// Longest silence of a stream to a client, in milliseconds.
+    pub heartbeat_ms: u64,
+    /// Whether what lives on after a shell is ended at once instead of becoming leftovers.
+    pub reap_descendants: bool,
+    /// Tasks that may run at the same time for one owner.
+    pub max_tasks_per_owner: u64,
+    /// Tasks and runs that may run at the same time in all; the engine lowers it to what the limits of the host allow.
+    pub max_tasks: u64,
+    /// Leftovers per owner, before the oldest are ended.
+    pub max_leftovers_per_owner: u64,
+    /// Finished tasks kept per owner.
+    pub max_finished_per_owner: u64,
+    /// How long a finished task is kept, in seconds.
+    pub finished_kept_seconds: u64,
+    /// Completions that wait unacknowledged per owner, before the oldest go.
+    pub max_completions_per_owner: u64,
+    /// The environment that commands get, before what the caller sets: already scrubbed and completed by
+    /// [`Settings::command_environment`].
+    pub environment: Vec<(OsString, OsString)>,
+    /// The state directory: `spill/`, the task counter and whatever outlives the server.
+    pub state_dir: PathBuf,
+}
+
+impl Settings {
+    /// The defaults, for a state directory and a default workdir.
+    #[must_use]
+    pub fn new(state_dir: PathBuf, default_workdir: PathBuf, environment: Vec<(OsString, OsString)>) -> Self {
+        Self {
+            default_workdir,
+            timeout_ms: 120_000.0,
+            max_timeout_ms: 600_000.0,
+            max_output_bytes: 64_000,
+            max_spill_bytes: 64 * 1024 * 1024,
+            grace_ms: 3_000,
+            drain_quiet_ms: 250,
+            drain_total_ms: 1_000,
+            heartbeat_ms: 15_000,
+            reap_descendants: false,
+            max_tasks_per_owner: 256,
+            max_tasks: 16_384,
+            max_leftovers_per_owner: 64,
+            max_finished_per_owner: 1_000,
+            finished_kept_seconds: 24 * 60 * 60,
+            max_completions_per_owner: 4_096,
+            environment,
+            state_dir,
+        }
+    }
+
+    /// The environment for commands made from this process's own: without credential-shaped names, with the variables
+    /// that keep pagers and colours away.
+    #[must_use]
+    pub fn command_environment(own: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+        /// Parts of a name, in any case, that mark a variable as a credential.
+        const CREDENTIAL_SHAPED: [&str; 6] = ["KEY", "SECRET", "TOKEN", "PASSWORD", "PASSPHRASE", "CREDENTIAL"];
+        /// Set for every command, so that nothing waits in a pager and no escape codes reach a model.
+        const PLAIN_OUTPUT: [(&str, &str); 4] =
+            [("NO_COLOR", "1"), ("TERM", "dumb"), ("PAGER", "cat"), ("GIT_PAGER", "cat")];
+
+        let mut kept: Vec<(OsString, OsString)> = own
+            .into_iter()
+            .filter(|(name, _)| {
+                let upper = name.to_string_lossy().to_ascii_uppercase();
+                !CREDENTIAL_SHAPED.iter().any(|part| upper.contains(part))
+                    && !PLAIN_OUTPUT.iter().any(|(set, _)| name.as_os_str() == *set)
+            })
+            .collect();
+        kept.extend(PLAIN_OUTPUT.map(|(name, value)| (name.into(), value.into())));
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credential_shaped_names_do_not_reach_commands() {
+        let own = ["ZZ_API_KEY", "zz_ToKeN", "MONKEY", "ZZ_PASSPHRASE", "ZZ_PASS", "PATH", "TERM"];
+        let kept = Settings::command_environment(own.map(|name| (name.into(), "x".into())));
+        let names: Vec<_> = kept.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+        assert_eq!(names, ["ZZ_PASS", "PATH", "NO_COLOR", "TERM", "PAGER", "GIT_PAGER"]);
+    }
+}

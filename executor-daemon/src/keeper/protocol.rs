@@ -1,0 +1,243 @@
+//! What the engine's process and the keeper say to each other over the `SOCK_SEQPACKET` pair.
+//!
+//! Every message is one packet: a postcard-encoded enum, descriptors beside it as `SCM_RIGHTS`. What does not fit into
+//! a packet (a large environment) travels in a memory file that is passed along. The first packet from the keeper is
+//! [`FromKeeper::Hello`]; since a new server may meet an old keeper, it carries the version, and the enums only grow at
+//! their end.
+
+use std::path::PathBuf;
+
+use executor_proto::{error::SpawnStage, types::StreamName};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ProcessHandle;
+
+/// Version of the messages below.
+pub const VERSION: u32 = 1;
+
+/// Who commands may run as. The keeper knows a fixed list, read at start, and takes no other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The name, for `USER`, `LOGNAME` and people.
+    pub name: String,
+    /// Numeric user.
+    pub uid: u32,
+    /// Numeric group.
+    pub gid: u32,
+    /// All supplementary groups.
+    pub groups: Vec<u32>,
+    /// The home directory.
+    pub home: PathBuf,
+    /// Whether the keeper has to change to it; false: commands run as the keeper itself.
+    pub change: bool,
+}
+
+/// A command as the keeper starts it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpawnSpec {
+    /// Index into [`FromKeeper::Hello`]'s identities.
+    pub identity: u32,
+    /// Paths to try in order, as `execvp` does with `PATH`: absolute or relative to `workdir`.
+    pub programs: Vec<Vec<u8>>,
+    /// Arguments, the name of the program first.
+    pub arguments: Vec<Vec<u8>>,
+    /// `NAME=value`, all of them.
+    pub environment: Vec<Vec<u8>>,
+    /// Absolute.
+    pub workdir: Vec<u8>,
+    /// Bytes of each stream file's ring; see [`crate::output`].
+    pub ring_bytes: u64,
+    /// Whether a descriptor for the command's stdin is passed; else it is `/dev/null`.
+    pub stdin: bool,
+    /// Whether a descriptor is passed that becomes the command's descriptor 3 (a script too long for an argument).
+    pub script: bool,
+}
+
+/// A stream, as the keeper names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl From<StreamName> for Stream {
+    fn from(name: StreamName) -> Self {
+        match name {
+            StreamName::Stdout => Self::Stdout,
+            StreamName::Stderr => Self::Stderr,
+        }
+    }
+}
+
+/// A process of a command, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessEntry {
+    /// As the keeper sees it.
+    pub pid: u32,
+    /// Arguments joined by spaces, at most 256 bytes.
+    pub command_line: Vec<u8>,
+}
+
+/// From the engine's process to the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToKeeper {
+    /// Start a command. Descriptors: stdin and script, where the spec says so, in this order.
+    Spawn {
+        /// The engine's new, unused name for it.
+        handle: ProcessHandle,
+        /// What.
+        spec: SpawnSpec,
+    },
+    /// End everything that comes from a command: SIGTERM, after the grace SIGKILL, until none is left. Answered by
+    /// [`FromKeeper::Ended`] when that is proven, or when what is left had its time; then it goes on all the same.
+    End {
+        /// Which.
+        handle: ProcessHandle,
+        /// Milliseconds between SIGTERM and SIGKILL. 0: SIGKILL at once.
+        grace_ms: u64,
+    },
+    /// What is alive of a command. Answered by [`FromKeeper::Processes`].
+    List {
+        /// Which.
+        handle: ProcessHandle,
+    },
+    /// Make a spill file, owned and readable as the identity of the command demands. Answered by
+    /// [`FromKeeper::SpillOpened`] or [`FromKeeper::SpillFailed`].
+    OpenSpill {
+        /// Of which command.
+        handle: ProcessHandle,
+        /// Of which stream.
+        stream: Stream,
+        /// What its name begins with, e.g. `bash-3.stdout`; the keeper appends something random.
+        prefix: String,
+    },
+    /// Remove a spill file that [`FromKeeper::SpillOpened`] named.
+    RemoveSpill {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Everything of this command has been taken; the keeper may close its pipes and stream files. What still lives of it is
+    /// the keeper's to reap. Only sent after [`FromKeeper::Empty`].
+    Release {
+        /// Which.
+        handle: ProcessHandle,
+    },
+    /// The server takes calls. The keeper prints the ready line.
+    Ready,
+    /// The server has drained and will exit.
+    Drained,
+}
+
+/// From the keeper to the engine's process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromKeeper {
+    /// First. Descriptors: the listening sockets, in the order of `listeners`.
+    Hello {
+        /// [`VERSION`] of the keeper.
+        version: u32,
+        /// Handles at or above this one are unused.
+        first_handle: u64,
+        /// Who commands may run as; index 0 is the default.
+        identities: Vec<Identity>,
+        /// Addresses of the listening sockets, as people write them: `unix:/path`, `tcp:127.0.0.1:80`.
+        listeners: Vec<String>,
+        /// What main handed over for the server, postcard-encoded.
+        server_settings: Vec<u8>,
+    },
+    /// Started. Descriptors: stdout's read end, stderr's read end, stdout's stream file, stderr's stream file.
+    Spawned {
+        /// Which.
+        handle: ProcessHandle,
+        /// The shell's pid.
+        pid: u32,
+    },
+    /// Not started; nothing ran.
+    SpawnFailed {
+        /// Which.
+        handle: ProcessHandle,
+        /// Where it failed.
+        stage: Stage,
+        /// The kernel's answer.
+        errno: i32,
+    },
+    /// The shell was reaped.
+    Exited {
+        /// Which.
+        handle: ProcessHandle,
+        /// The raw wait status. `None`: it could not be learned.
+        status: Option<i32>,
+        /// Nothing else of the command is alive either; no [`FromKeeper::Empty`] follows.
+        empty: bool,
+    },
+    /// Nothing of the command is alive.
+    Empty {
+        /// Which.
+        handle: ProcessHandle,
+    },
+    /// The answer to [`ToKeeper::End`].
+    Ended {
+        /// Which.
+        handle: ProcessHandle,
+        /// What could not be ended yet, by pid.
+        survivors: Vec<u32>,
+    },
+    /// The answer to [`ToKeeper::List`].
+    Processes {
+        /// Which.
+        handle: ProcessHandle,
+        /// Everything alive, the shell included while it is; at most 256 entries.
+        processes: Vec<ProcessEntry>,
+    },
+    /// The file is the descriptor, opened for writing.
+    SpillOpened {
+        /// Which.
+        handle: ProcessHandle,
+        /// Which stream.
+        stream: Stream,
+        /// Its path in the world of the commands.
+        path: PathBuf,
+    },
+    /// There is no spill file.
+    SpillFailed {
+        /// Which.
+        handle: ProcessHandle,
+        /// Which stream.
+        stream: Stream,
+        /// The kernel's answer.
+        errno: i32,
+    },
+    /// The daemon was told to stop: take no more, end everything, then say [`ToKeeper::Drained`].
+    Drain,
+}
+
+/// [`SpawnStage`] as it travels here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Stage {
+    Prepare,
+    Clone,
+    Setsid,
+    Limits,
+    Descriptors,
+    Identity,
+    Chdir,
+    Sandbox,
+    Exec,
+}
+
+impl From<Stage> for SpawnStage {
+    fn from(stage: Stage) -> Self {
+        match stage {
+            Stage::Prepare => Self::Prepare,
+            Stage::Clone => Self::Clone,
+            Stage::Setsid => Self::Setsid,
+            Stage::Limits => Self::Limits,
+            Stage::Descriptors => Self::Descriptors,
+            Stage::Identity => Self::Identity,
+            Stage::Chdir => Self::Chdir,
+            Stage::Sandbox => Self::Sandbox,
+            Stage::Exec => Self::Exec,
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Runs agents' commands on this host: the keeper that owns processes, the engine that owns runs, tasks and their
+//! output, and the gRPC service over it. See `ARCHITECTURE.md` for the map and the way of one command.
+//!
+//! A program that embeds the engine (no daemon anywhere) calls [`keeper::enter_if_asked`] as the first line of its
+//! `main`, then [`keeper::embedded::start`] and [`engine::Engine::start`].
+
+pub mod config;
+pub mod engine;
+pub mod ids;
+pub mod keeper;
+pub mod limits;
+mod output;
+pub mod server;
+mod service;
+mod telemetry;

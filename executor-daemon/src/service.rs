@@ -1,0 +1,1 @@
+//! The gRPC service: verify, convert, call one engine method, encode.

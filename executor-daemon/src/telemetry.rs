@@ -1,0 +1,1 @@
+//! Structured logs: one line per decision, never output, never secrets.

@@ -1,0 +1,1 @@
+//! The words that the model reads, made from values and from nothing else.
