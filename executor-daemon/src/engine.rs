@@ -195,3 +195,4 @@ impl TaskWatch {
         unimplemented!()
     }
 }
+mod command; mod completions; mod state_dir; mod task;
