@@ -34,9 +34,7 @@ pub(crate) struct HostLimits {
 impl HostLimits {
     /// Asks the host. What cannot be learned does not limit.
     pub(crate) fn learn() -> Self {
-        let soft = |resource| {
-            getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY)
-        };
+        let soft = |resource| getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY);
         let number = |path: &str| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let processes = [
             soft(Resource::RLIMIT_NPROC),
@@ -51,7 +49,8 @@ impl HostLimits {
 
     /// Of the commands that are wanted at the same time, how many can be had. At least one.
     fn cap(self, wanted: u64) -> u64 {
-        let descriptors = self.descriptors.map(|all| all.saturating_sub(DESCRIPTORS_RESERVED) / DESCRIPTORS_PER_COMMAND);
+        let descriptors =
+            self.descriptors.map(|all| all.saturating_sub(DESCRIPTORS_RESERVED) / DESCRIPTORS_PER_COMMAND);
         let processes = self.processes.map(|all| all / PROCESSES_PER_COMMAND);
         [descriptors, processes].into_iter().flatten().fold(wanted, u64::min).max(1)
     }

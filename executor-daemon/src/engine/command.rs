@@ -34,8 +34,7 @@ const MAX_ARGUMENT_BYTES: usize = 131_071;
 
 /// What `bash -c` gets in place of a longer command: reads descriptor 3 as it is (no subshell, no newline lost), closes it,
 /// and evaluates. `docs/adr/0004-long-commands.md` says why this one and what it changes.
-const BOOTSTRAP: &str =
-    "mapfile -d '' -u 3 -n 1 __command;exec 3<&-;eval \"unset -v __command;${__command[0]}\"";
+const BOOTSTRAP: &str = "mapfile -d '' -u 3 -n 1 __command;exec 3<&-;eval \"unset -v __command;${__command[0]}\"";
 
 /// Where `execvp` looks when there is no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
@@ -201,11 +200,7 @@ fn max_argument_bytes() -> u64 {
 }
 
 fn prepare_failed(error: &io::Error) -> ExecutorError {
-    ExecutorError::Spawn {
-        stage: SpawnStage::Prepare,
-        errno: error.raw_os_error().unwrap_or(libc::EIO),
-        path: None,
-    }
+    ExecutorError::Spawn { stage: SpawnStage::Prepare, errno: error.raw_os_error().unwrap_or(libc::EIO), path: None }
 }
 
 /// A sealed memory file with these bytes, open for reading only: whoever gets it reads them from the start and can change
@@ -214,8 +209,7 @@ fn memory_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     let made = memfd_create("executor-input", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let mut file = File::from(made);
     file.write_all(bytes)?;
-    let seals =
-        SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
+    let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(OpenOptions::new().read(true).open(OsStr::new(&name))?.into())
@@ -274,7 +268,10 @@ mod tests {
         with_path.environment.push(EnvironmentVariable { name: "PATH".into(), value: "/mine".into() });
         let prepared = prepare(&settings(&[("PATH", "/a")]), with_path).unwrap();
         assert_eq!(texts(&prepared.spawn.programs), ["/mine/bash"]);
-        assert_eq!(texts(&prepare(&settings(&[]), spec(b"true")).unwrap().spawn.programs), ["/bin/bash", "/usr/bin/bash"]);
+        assert_eq!(
+            texts(&prepare(&settings(&[]), spec(b"true")).unwrap().spawn.programs),
+            ["/bin/bash", "/usr/bin/bash"]
+        );
     }
 
     #[test]

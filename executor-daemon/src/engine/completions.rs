@@ -60,7 +60,9 @@ struct Owners {
 
 impl Owners {
     fn entry(&mut self, key: &Key) -> &mut Entry {
-        self.entries.entry(key.clone()).or_insert_with(|| Entry { ledger: Ledger::default(), news: watch::Sender::new(()) })
+        self.entries
+            .entry(key.clone())
+            .or_insert_with(|| Entry { ledger: Ledger::default(), news: watch::Sender::new(()) })
     }
 }
 
@@ -82,7 +84,14 @@ impl Completions {
     }
 
     /// A task of this owner has ended.
-    pub(super) fn add(&self, tenant: &TenantId, owner: &OwnerId, task_id: TaskId, status: TaskStatus, ended_at_ms: u64) {
+    pub(super) fn add(
+        &self,
+        tenant: &TenantId,
+        owner: &OwnerId,
+        task_id: TaskId,
+        status: TaskStatus,
+        ended_at_ms: u64,
+    ) {
         let mut owners = self.lock();
         let entry = owners.entry(&(tenant.clone(), owner.clone()));
         let gone = entry.ledger.add(task_id, status, ended_at_ms, self.cap);
@@ -108,6 +117,11 @@ impl Completions {
         let key = (tenant.clone(), owner.clone());
         let news = self.lock().entry(&key).news.subscribe();
         Watch { completions: self.clone(), key, news, delivered: 0, caught_up: false }
+    }
+
+    /// Forgets owners that were watched, never had a completion, and are watched no more.
+    pub(super) fn sweep(&self) {
+        self.lock().entries.retain(|_, entry| entry.ledger.latest > 0 || entry.news.receiver_count() > 0);
     }
 
     /// No more will come: watchers end when they have had what waits.
@@ -209,6 +223,18 @@ mod tests {
         }
         completions.close();
         assert_eq!(now(&mut watchers[0]), Some(None));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_an_owner_that_only_watched() {
+        let (completions, tenant, owner) = world(9);
+        let mut watch = completions.watch(&tenant, &owner);
+        completions.sweep();
+        end(&completions, &owner, 1);
+        assert_eq!(sequence(now(&mut watch)), Some(1));
+        drop(completions.watch(&tenant, &OwnerId("passer-by".into())));
+        completions.sweep();
+        assert_eq!(completions.lock().entries.len(), 1);
     }
 
     #[test]

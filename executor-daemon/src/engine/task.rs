@@ -244,6 +244,11 @@ impl State {
         }
     }
 
+    /// Whether its owner is to be told of the end: not of one that the executor's own stopping brought about.
+    pub(super) fn to_be_told(&self) -> bool {
+        self.ended_for != Some(Cause::Stopping)
+    }
+
     /// Milliseconds since the Unix epoch when the shell exited.
     pub(super) fn exited_at_ms(&self) -> Option<u64> {
         self.exited_at_ms
