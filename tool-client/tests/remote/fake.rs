@@ -105,11 +105,10 @@ impl executor_server::Executor for Fake {
         request: Request<v1::CancelRunRequest>,
     ) -> Result<Response<v1::CancelRunResponse>, Status> {
         self.see("CancelRun", Some(&request.get_ref().key), request.metadata());
-        let (outcome, last) = self
-            .script(|script| (script.cancels.pop_front().unwrap_or_default(), std::mem::take(&mut script.on_cancel)));
+        let outcome = self.script(|script| script.cancels.pop_front()).unwrap_or_default();
         if !outcome.already_finished {
             let open = self.0.open_run.lock().expect("not poisoned").clone().expect("a run is open");
-            for event in last {
+            for event in self.script(|script| std::mem::take(&mut script.on_cancel)) {
                 open.send(Ok(event)).await.expect("the client listens");
             }
         }
