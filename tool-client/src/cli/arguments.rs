@@ -14,14 +14,15 @@ use clap::{Args, Parser};
     version,
     max_term_width = 100,
     subcommand_required = true,
+    arg_required_else_help = false,
     disable_help_subcommand = true,
     after_help = "\
-The endpoint is taken from --endpoint, else EXECUTOR_ENDPOINT, else the config file
-$XDG_CONFIG_HOME/tool-client/config.toml (~/.config/tool-client/config.toml), whose keys are
-endpoint, token_file and owner.
+The endpoint is taken from --endpoint, else EXECUTOR_ENDPOINT, else the config file \
+$XDG_CONFIG_HOME/tool-client/config.toml (~/.config/tool-client/config.toml), whose keys are endpoint, \
+token_file and owner.
 
-Exit codes: the command's own; 128+n when it died of signal n; 124 when it timed out; 125 for failures
-of tool-client itself; 64 for usage; 130 after Ctrl-C.
+Exit codes: the command's own; 128+n when it died of signal n; 124 when it timed out; 125 for failures of \
+tool-client itself; 64 for usage; 130 after Ctrl-C.
 
 Examples:
   tool-client bash 'uname -a'
@@ -29,7 +30,7 @@ Examples:
   tool-client --endpoint http://daemon:7070 --token-file /run/secrets/token ps"
 )]
 pub struct Arguments {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Where and for whom")]
     pub(super) global: Global,
     #[command(subcommand)]
     pub(super) subcommand: Subcommand,
@@ -37,6 +38,7 @@ pub struct Arguments {
 
 /// Where the executor is, and for whom calls are made.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Where and for whom")]
 pub(super) struct Global {
     /// Where the executor is: unix:/path or http://host:port
     #[arg(long, global = true, value_name = "ENDPOINT")]
@@ -80,9 +82,9 @@ Examples:
     },
     /// List tasks, and runs that are running or have left something running
     #[command(after_help = "\
-With --json: an array of {id, owner, command, workdir, status, exit_code, signal, started_at_ms,
-ended_at_ms, stdout_bytes, stderr_bytes, shell_pid, leftovers: [{pid, command}]}; what does not apply
-is null.
+With --json: an array of {id, owner, command, workdir, status, exit_code, signal, exit_unknown, started_at_ms, \
+ended_at_ms, stdout_bytes, stderr_bytes, shell_pid, leftovers: [{pid, command}]}, where status is running, ended or \
+killed. What does not apply is null.
 
 Examples:
   tool-client ps
@@ -94,8 +96,8 @@ Examples:
     },
     /// Print the whole output of a task or run, as far as it is kept
     #[command(after_help = "\
-Stdout goes to stdout and stderr to stderr. On a terminal control characters are shown, not obeyed. It
-never changes what `output` prints next.
+Stdout goes to stdout and stderr to stderr. On a terminal control characters are shown, not obeyed. It never changes \
+what `output` prints next.
 
 Examples:
   tool-client logs bash-1 > out.txt
@@ -110,7 +112,7 @@ Examples:
     /// Print the notices of an owner's tasks that have ended, and acknowledge them
     #[command(after_help = "\
 Needs --owner. A notice is printed once: after that the daemon forgets it.
-With --json: a line {owner, sequence, task_id, text, status, exit_code, signal, ended_at_ms} each.
+With --json: a line {owner, sequence, task_id, text, status, exit_code, signal, exit_unknown, ended_at_ms} each.
 
 Examples:
   tool-client notices --owner session-1
@@ -136,8 +138,8 @@ Examples:
     Definitions,
     /// Call a tool as a model does, and print exactly what the model would read
     #[command(after_help = "\
-The exit code is 0, or 1 for an error result. Embedded, the file that a long output is saved to stays
-where the text says.
+The exit code is 0, or 1 for an error result. Without an endpoint, the file that a long output is saved to stays where \
+the text says.
 
 Examples:
   tool-client call bash '{\"command\": \"uname -a\", \"description\": \"Print the kernel\"}'
@@ -161,12 +163,15 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Stdout goes to stdout and stderr to stderr, byte for byte. A line on stderr that begins with tool-client:
-says what the exit code cannot: a timeout, processes that live on, bytes that were lost.
-With --json: one object {exit_code, signal, exit_unknown, timed_out_after_ms, ended_by, aborted, stdout,
-stdout_bytes, stdout_dropped, stdout_file, the same for stderr, survivors, leftovers, duration_ms}, where
-stdout and stderr are the ends of the streams as text and *_file holds the whole.
-With --background: the id of the task.
+Stdout goes to stdout and stderr to stderr, byte for byte. A line on stderr that begins with `tool-client:` says what the \
+exit code cannot: a timeout, processes that live on, bytes that were lost.
+
+With --json: one object {exit_code, signal, exit_unknown, timed_out_after_ms, ended_by, aborted, stdout, stdout_bytes, \
+stdout_dropped, stdout_file, the same four for stderr, survivors, leftovers, sandbox_denied, duration_ms}. There stdout \
+and stderr are the ends of the streams as text, *_dropped is what came before them in bytes, and *_file is the path of \
+the whole where it was saved. What does not apply is null.
+
+With --background: the id of the task, or {task_id} with --json.
 
 Examples:
   tool-client bash 'cat photos.tar' > photos.tar

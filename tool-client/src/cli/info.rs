@@ -50,10 +50,7 @@ fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
         ("host", format!("{hostname} (boot {boot_id})")),
         ("commands run as", format!("{run_as_user} (uid {run_as_uid})")),
         ("workdir", Visible::text(default_workdir)),
-        (
-            "timeout",
-            format!("{}ms, at most {}ms", number::plain(*default_timeout_ms), number::plain(*max_timeout_ms)),
-        ),
+        ("timeout", format!("{}ms, at most {}ms", number::plain(*default_timeout_ms), number::plain(*max_timeout_ms))),
         ("grace", format!("{grace_ms}ms")),
         ("output kept", format!("{max_output_bytes} bytes per stream, {max_spill_bytes} in a file")),
         ("command", format!("at most {max_command_bytes} bytes, stdin {max_stdin_bytes}")),

@@ -23,7 +23,8 @@ pub(super) struct Interrupt {
 impl Interrupt {
     /// From now on a first signal raises the token, and a second one ends the process at once.
     pub(super) fn listen() -> Result<Self, Failure> {
-        let listening = |kind| signal(kind).map_err(|error| Failure::Own(format!("cannot listen for signals: {error}")));
+        let listening =
+            |kind| signal(kind).map_err(|error| Failure::Own(format!("cannot listen for signals: {error}")));
         let mut interrupt = listening(SignalKind::interrupt())?;
         let mut terminate = listening(SignalKind::terminate())?;
         let this = Self { token: CancellationToken::new(), code: Arc::new(AtomicU8::new(0)) };

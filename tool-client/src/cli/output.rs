@@ -130,7 +130,10 @@ impl Visible {
                 Ok(text) => (text, None),
                 Err(error) => {
                     let (valid, after) = rest.split_at(error.valid_up_to());
-                    (std::str::from_utf8(valid).expect("the decoder has just said so"), Some((after, error.error_len())))
+                    (
+                        std::str::from_utf8(valid).expect("the decoder has just said so"),
+                        Some((after, error.error_len())),
+                    )
                 }
             };
             valid.chars().for_each(|c| show(c, &mut shown));

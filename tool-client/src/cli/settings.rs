@@ -73,9 +73,9 @@ impl Settings {
         });
         let token_file = flags.token_file.or(surroundings.token_file.map(PathBuf::from)).or(config.token_file);
         // An embedded executor knows its caller; a token that is set for others need not even be there.
-        let token = token_file.filter(|_| endpoint.is_some()).and_then(|path| {
-            Token::read(&path).map_err(|error| problems.push(error.to_string())).ok()
-        });
+        let token = token_file
+            .filter(|_| endpoint.is_some())
+            .and_then(|path| Token::read(&path).map_err(|error| problems.push(error.to_string())).ok());
         if !problems.is_empty() {
             return Err(Failure::Usage(problems.join("; ")));
         }
@@ -188,8 +188,10 @@ mod tests {
     fn everything_that_is_wrong_is_said_at_once_in_one_line() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.toml");
-        std::fs::write(&path, "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\n").expect("written");
-        let surroundings = Surroundings { endpoint: None, token_file: Some("/none".into()), config: Some(path.clone()) };
+        std::fs::write(&path, "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\n")
+            .expect("written");
+        let surroundings =
+            Surroundings { endpoint: None, token_file: Some("/none".into()), config: Some(path.clone()) };
         let line = problems(Settings::from(flags(Some("https://x:1")), surroundings).expect_err("all is wrong"));
         for part in ["ftp://x", "token_file must be", "owner must be", "unknown key \"timeout\"", "--endpoint", "TLS"] {
             assert!(line.contains(part), "{part}: {line}");

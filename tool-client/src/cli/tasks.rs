@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use executor_proto::types::{
-    Exit, Spill, StreamDelta, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus,
-};
+use executor_proto::types::{Exit, Spill, StreamDelta, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus};
 
 use super::{
-    EXIT_OWN_FAILURE, Failure, Outcome, backend::Backend, bash::code_of,
+    EXIT_OWN_FAILURE, Outcome,
+    backend::Backend,
+    bash::code_of,
     json,
     output::{self, Viewed, Visible},
 };
@@ -101,7 +101,13 @@ fn table(tasks: &[TaskInfo], now_ms: u64) -> String {
             one_line(&info.command),
         ]);
         rows.extend(info.leftovers.iter().map(|left| {
-            [String::new(), "left running".to_owned(), String::new(), left.pid.to_string(), one_line(&left.command_line)]
+            [
+                String::new(),
+                "left running".to_owned(),
+                String::new(),
+                left.pid.to_string(),
+                one_line(&left.command_line),
+            ]
         }));
     }
     let mut widths = [0; 4];
