@@ -66,8 +66,8 @@ impl Stage {
         must(docker(["network", "create", "--internal"]).arg(marked.label()).arg(&marked.name), "");
         must(docker(["volume", "create"]).arg(marked.label()).arg(&marked.name), "");
         let stage = Self { marked };
-        // The volume takes its owner from the image's /workspace; scenarios with a uid of their own write there as well.
-        let prepare = "chmod 1777 /workspace && head -c 32 /dev/urandom | base64 > /workspace/token";
+        // The volume is the user's, as the image's /workspace is; scenarios with a uid of their own write there as well.
+        let prepare = "chmod 1777 /workspace";
         let mut command = docker(["run", "--rm", "--entrypoint=sh"]);
         must(command.args(stage.placement()).args([image(), "-c", prepare]), "");
         stage
@@ -102,7 +102,9 @@ impl Stage {
         let name = name(scenario);
         let user = format!("--user={}", scenario["uid"].as_u64().unwrap_or(USER));
         let tmp = format!("/workspace/{name}");
-        let prepare = format!("mkdir {tmp} {tmp}.state && cat > {tmp}.toml");
+        let prepare = format!(
+            "mkdir {tmp} && cat > {tmp}.toml && umask 077 && mkdir {tmp}.state && head -c 32 /dev/urandom | base64 > {tmp}.token"
+        );
         must(&mut docker(["exec", "--interactive", &user, client, "sh", "-c", &prepare]), &config(scenario, &tmp));
 
         let daemon = format!("{}-{name}", self.marked.name);
@@ -113,11 +115,12 @@ impl Stage {
             "serve",
             "--listen=tcp:0.0.0.0:7070",
         ]);
-        start.args(["--insecure", "--token-file=/workspace/token"]);
-        must(start.args([format!("--state-dir={tmp}.state"), format!("--config={tmp}.toml")]), "");
+        let token = format!("--token-file={tmp}.token");
+        start.args(["--insecure", &token, &format!("--config={tmp}.toml"), &format!("--state-dir={tmp}.state")]);
+        must(&mut start, "");
 
         let endpoint = format!("http://{daemon}:7070");
-        let connect = ["--token-file=/workspace/token", "--endpoint", &endpoint];
+        let connect = ["--endpoint", &endpoint, &token];
         wait_for(&format!("the daemon of {name} answers"), || {
             let asked = run(docker(["exec", &user, client, "tool-client"]).args(connect).arg("info"), "");
             (asked.code == Some(0)).then_some(())
