@@ -19,6 +19,14 @@ const WORKERS: usize = 3;
 /// Who runs the client and the daemons: the image's ordinary user.
 const USER: u64 = 10_001;
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Makes a scenario's files; its arguments are `${TMP}`, the daemon's configuration, and the scenario's setup lines.
+const PREPARE: &str = r#"
+    mkdir "$0"
+    (umask 077 && mkdir "$0.state" && head -c 32 /dev/urandom | base64 >"$0.token")
+    printf %s "$1" >"$0.toml"
+    cd "$0"
+    for line in "${@:2}"; do bash -c "$line"; done
+"#;
 const SCENARIOS: &str = "tests/model-text/scenarios.json";
 
 #[test]
@@ -102,27 +110,26 @@ impl Stage {
         let name = name(scenario);
         let user = format!("--user={}", scenario["uid"].as_u64().unwrap_or(USER));
         let tmp = format!("/workspace/{name}");
-        let prepare = format!(
-            "mkdir {tmp} && cat > {tmp}.toml && umask 077 && mkdir {tmp}.state && head -c 32 /dev/urandom | base64 > {tmp}.token"
-        );
-        must(&mut docker(["exec", "--interactive", &user, client, "sh", "-c", &prepare]), &config(scenario, &tmp));
+        let mut prepare = docker(["exec", &user, client, "bash", "-ec", PREPARE, &tmp, &config(scenario, &tmp)]);
+        let lines = scenario["setup"].as_array().into_iter().flatten();
+        prepare.args(lines.map(|line| line.as_str().expect("a setup line is a string").replace("${TMP}", &tmp)));
+        must(&mut prepare, "");
 
         let daemon = format!("{}-{name}", self.marked.name);
         let mut start = docker(["run", "--detach", "--entrypoint=/usr/bin/env"]);
         start.args(self.placement()).args([&user, &format!("--name={daemon}"), &format!("--workdir={tmp}"), image()]);
-        start.arg("-i").args(environment(scenario, &tmp)).args([
-            "executor-daemon",
-            "serve",
-            "--listen=tcp:0.0.0.0:7070",
-        ]);
         let token = format!("--token-file={tmp}.token");
-        start.args(["--insecure", &token, &format!("--config={tmp}.toml"), &format!("--state-dir={tmp}.state")]);
+        start.arg("-i").args(environment(scenario, &tmp)).args(["executor-daemon", "serve"]);
+        start.args(["--listen=tcp:0.0.0.0:7070", "--insecure", &token]);
+        start.args([format!("--config={tmp}.toml"), format!("--state-dir={tmp}.state")]);
         must(&mut start, "");
 
         let endpoint = format!("http://{daemon}:7070");
         let connect = ["--endpoint", &endpoint, &token];
         wait_for(&format!("the daemon of {name} answers"), || {
             let asked = run(docker(["exec", &user, client, "tool-client"]).args(connect).arg("info"), "");
+            let running = must(&mut docker(["inspect", "--format={{.State.Running}}", &daemon]), "");
+            assert_eq!(running, "true", "{name}: {}", run(&mut docker(["logs", &daemon]), ""));
             (asked.code == Some(0)).then_some(())
         });
         let mut player = docker(["exec", &user, client, "scenarios", "/scenarios.json", "--backend=connect"]);
