@@ -34,8 +34,8 @@ deny:
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 
-# Packages target/release as an image.
+# Packages target/release as an image. A distribution's own client comes first: a newer one may lack the plugin for BuildKit.
 image:
     tests/compose/base-image.sh
     cargo build --release --locked -p executor-daemon -p tool-client
-    DOCKER_BUILDKIT=1 docker build --build-arg BINARIES=prebuilt --tag executor-daemon .
+    PATH=/usr/bin:$PATH DOCKER_BUILDKIT=1 docker build --build-arg BINARIES=prebuilt --tag executor-daemon .
