@@ -120,11 +120,11 @@ impl Stage {
         start.args(self.placement()).args([&user, &format!("--name={daemon}"), &format!("--workdir={tmp}"), image()]);
         let token = format!("--token-file={tmp}.token");
         start.arg("-i").args(environment(scenario, &tmp)).args(["executor-daemon", "serve"]);
-        start.args(["--listen=tcp:0.0.0.0:7070", "--insecure", &token]);
+        start.args(["--listen=tcp:0.0.0.0:7700", "--insecure", &token]);
         start.args([format!("--config={tmp}.toml"), format!("--state-dir={tmp}.state")]);
         must(&mut start, "");
 
-        let endpoint = format!("http://{daemon}:7070");
+        let endpoint = format!("http://{daemon}:7700");
         let connect = ["--endpoint", &endpoint, &token];
         wait_for(&format!("the daemon of {name} answers"), || {
             let asked = run(docker(["exec", &user, client, "tool-client"]).args(connect).arg("info"), "");
