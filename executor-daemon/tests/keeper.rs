@@ -312,7 +312,7 @@ async fn a_leftover_is_listed_and_then_ended() {
     let listed = keeper.link.processes(command.handle()).await;
     assert_eq!(listed.len(), 1);
     assert_eq!((listed[0].pid, &listed[0].command_line[..]), (pid, &b"sleep 987"[..]));
-    assert_eq!(command.end(GRACE).await, []);
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new());
     assert!(!alive(pid));
     assert_eq!(command.event().await, ProcessEvent::Empty);
     assert_eq!(keeper.link.processes(command.handle()).await, []);
