@@ -3,9 +3,28 @@
 //! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
 //! the keeper and the keeper to the server as bytes.
 
+mod flags;
+mod identity;
+mod keys;
+mod listen;
+mod load;
+mod problem;
+mod state_dir;
+mod tokens;
+mod values;
+
 use std::{ffi::OsString, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+pub use self::{
+    flags::{Asked, ServeFlags, command, one_line, parse},
+    listen::ListenAddress,
+    load::{Daemon, Surroundings, load},
+    problem::Problem,
+    state_dir::{StateDir, StateDirError},
+};
+use crate::{service::auth::TokenDigest, telemetry::LogSettings};
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,6 +114,37 @@ impl Settings {
             .collect();
         kept.extend(PLAIN_OUTPUT.map(|(name, value)| (name.into(), value.into())));
         kept
+    }
+}
+
+/// Everything that the server process is told. It never sees a token, only digests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServerSettings {
+    /// What the engine lives by.
+    pub engine: Settings,
+    /// Who may call over TCP.
+    pub tokens: Vec<TokenDigest>,
+    /// Whose Unix peers are served, beside root's: the user that started the daemon.
+    pub daemon_uid: u32,
+    /// How to log.
+    pub log: LogSettings,
+}
+
+impl ServerSettings {
+    /// The bytes that the keeper hands to the server.
+    ///
+    /// # Errors
+    /// When a path is not UTF-8.
+    pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
+        postcard::to_stdvec(self)
+    }
+
+    /// What [`ServerSettings::encode`] made.
+    ///
+    /// # Errors
+    /// When the bytes are of another version of this program.
+    pub fn decode(bytes: &[u8]) -> Result<Self, postcard::Error> {
+        postcard::from_bytes(bytes)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod embedded;
 pub mod link;
+pub mod page;
 pub mod protocol;
 
 /// The first line of `main` of every program that embeds the engine, and of `executor-daemon`: if this process was

@@ -11,5 +11,5 @@ pub mod keeper;
 pub mod limits;
 mod output;
 pub mod server;
-mod service;
-mod telemetry;
+pub mod service;
+pub mod telemetry;

@@ -1,2 +1,290 @@
 //! The bytes that commands write: moved by `splice` into a ring that survives this process, kept as an exact tail,
 //! spilled to a file when the tail cannot hold them, and read by offset without ever blocking the command.
+//!
+//! ```text
+//!  pipe ──pump──▶ ring in the stream file ──▶ tail: results and deltas
+//!                    │          └───────────▶ readers by offset ◀─┐
+//!                    └──spill writer──▶ spill file ───────────────┘
+//! ```
+//! One task per stream ([`pump`]) moves the bytes, one more writes the spill while there is one. What this module does not do:
+//! it neither makes nor removes files, and it knows nothing of the command's life but the end of its pipe.
+
+mod pump;
+mod reader;
+mod ring;
+mod spill;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::{
+    io,
+    ops::Range,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use executor_proto::types::{StreamDelta, StreamName, StreamResult};
+use futures_core::future::BoxFuture;
+use tokio::{sync::watch, time};
+
+pub(crate) use self::reader::{ReadUntil, StreamReader};
+use self::{
+    pump::{Pump, PumpControl},
+    ring::Ring,
+    spill::Spill,
+    tail::Window,
+};
+
+/// The smallest ring: faster than larger ones (it stays in the processor's cache), and room for a spill to be behind.
+const MIN_RING_BYTES: u64 = 1024 * 1024;
+
+/// Rings are whole pages.
+const RING_UNIT_BYTES: u64 = 4096;
+
+/// How long [`Stream::settle`] waits at least for the pipe to be emptied, and then again (twice) where a spill was in the way.
+const EMPTYING: Duration = Duration::from_millis(100);
+
+/// What a stream is made with.
+#[derive(Debug, Clone)]
+pub(crate) struct StreamOptions {
+    /// Which of a command's two streams.
+    pub(crate) name: StreamName,
+    /// Bytes that the tail keeps; at least 1.
+    pub(crate) tail_bytes: u64,
+    /// Bytes of the ring in the stream file, as [`ring_bytes`] gave them to the keeper.
+    pub(crate) ring_bytes: u64,
+    /// Bytes after which a spill keeps only its head. 0: no spill is made.
+    pub(crate) max_spill_bytes: u64,
+}
+
+/// The ring that a tail of this size needs, in bytes: a whole number of pages, at least twice the tail.
+pub(crate) fn ring_bytes(tail_bytes: u64) -> u64 {
+    let needed = tail::kept_bytes(tail_bytes).saturating_mul(2).max(MIN_RING_BYTES);
+    needed.div_ceil(RING_UNIT_BYTES).saturating_mul(RING_UNIT_BYTES)
+}
+
+/// Makes the spill file of one stream, at most once.
+pub(crate) trait SpillOpener: Send + Sync {
+    /// A new file, open for reading and writing, and its path in the world where commands run.
+    fn open(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>>;
+}
+
+/// Where a stream stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Progress {
+    /// Bytes taken so far.
+    pub(crate) total: u64,
+    /// The end of the pipe was read: no more will come.
+    pub(crate) closed: bool,
+}
+
+/// One stream of one command.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    options: StreamOptions,
+    storage: Mutex<Storage>,
+    progress: watch::Sender<Progress>,
+    spill: Spill,
+    control: PumpControl,
+    compact: AtomicBool,
+}
+
+/// What is in memory.
+#[derive(Debug, Clone)]
+enum Storage {
+    /// While bytes may come.
+    Ring(Arc<Ring>),
+    /// After [`Stream::compact`]: the last bytes, and the offset of their first.
+    Tail(u64, Bytes),
+}
+
+impl Stream {
+    /// Takes over the read end of the pipe and the stream file and begins to move bytes, from where the file says that they
+    /// end. Inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When the file is not a stream file with a ring of `ring_bytes`, or the runtime cannot watch the pipe.
+    pub(crate) fn start(
+        pipe: OwnedFd,
+        file: OwnedFd,
+        options: StreamOptions,
+        opener: Arc<dyn SpillOpener>,
+    ) -> io::Result<Arc<Self>> {
+        if options.ring_bytes <= tail::kept_bytes(options.tail_bytes) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the ring is too small for the tail"));
+        }
+        let ring = Arc::new(Ring::open(file, options.ring_bytes)?);
+        let stream = Arc::new(Self {
+            storage: Mutex::new(Storage::Ring(Arc::clone(&ring))),
+            progress: watch::Sender::new(Progress { total: ring.total(), closed: false }),
+            spill: Spill::new(options.max_spill_bytes),
+            control: PumpControl::default(),
+            compact: AtomicBool::new(false),
+            options,
+        });
+        Pump::spawn(Arc::clone(&stream), ring, pipe, opener)?;
+        Ok(stream)
+    }
+
+    /// Bytes taken so far.
+    pub(crate) fn total(&self) -> u64 {
+        self.progress.borrow().total
+    }
+
+    /// Whether the end of the pipe was read.
+    pub(crate) fn closed(&self) -> bool {
+        self.progress.borrow().closed
+    }
+
+    /// Where the stream stands, as it goes on.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Returns when the stream is closed, after `quiet` without a byte, or at `until`; what was in the pipe when it was called
+    /// has been taken then, for which a spill that is still behind at `until` is given up (at the latest 300 ms after it).
+    /// Cancel-safe.
+    pub(crate) async fn settle(&self, quiet: Duration, until: Instant) {
+        let until = time::Instant::from_std(until);
+        self.empty_pipe(until).await;
+        let mut progress = self.subscribe();
+        while !progress.borrow_and_update().closed {
+            let quiet_until = (time::Instant::now() + quiet).min(until);
+            if !matches!(time::timeout_at(quiet_until, progress.changed()).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+    }
+
+    async fn empty_pipe(&self, until: time::Instant) {
+        let mut emptied = std::pin::pin!(self.control.empty());
+        let mut deadline = until.max(time::Instant::now() + EMPTYING);
+        for _attempt in 0..3 {
+            if time::timeout_at(deadline, &mut emptied).await.is_ok() {
+                return;
+            }
+            if self.control.blocked() {
+                tracing::warn!(path = ?self.spill.path(), "a spill is behind at the end of a call and is given up");
+                self.spill.give_up();
+            }
+            deadline = time::Instant::now() + EMPTYING;
+        }
+    }
+
+    /// The stream as it is now. Waits a bounded time (below 1 s) for the spill to be as far. Await both streams at the same
+    /// time. Cancel-safe.
+    pub(crate) async fn result(&self) -> StreamResult {
+        let (start, bytes) = self.last_bytes(0);
+        let window = Window { start, bytes: &bytes };
+        let tail = window.tail(self.options.tail_bytes);
+        let (total, dropped) = (tail.end, tail.start);
+        StreamResult { total, tail: part(start, &bytes, tail), dropped, spill: self.spill_fact(total).await }
+    }
+
+    /// What is kept of the bytes from `cursor` on, in whole characters, and where the next delta begins. Waits as
+    /// [`Stream::result`] does. Cancel-safe.
+    pub(crate) async fn delta(&self, cursor: u64) -> (StreamDelta, u64) {
+        // Asked before the bytes are read: a stream that is closed gets no more.
+        let closed = self.closed();
+        let (start, bytes) = self.last_bytes(cursor.saturating_sub(text::MAX_PART as u64));
+        let window = Window { start, bytes: &bytes };
+        let new = window.delta(cursor, self.options.tail_bytes, closed);
+        let next = new.end;
+        let delta = StreamDelta {
+            start: new.start,
+            dropped: new.start.saturating_sub(cursor),
+            data: part(start, &bytes, new),
+            spill: self.spill_fact(start + bytes.len() as u64).await,
+        };
+        (delta, next)
+    }
+
+    async fn spill_fact(&self, total: u64) -> Option<executor_proto::types::Spill> {
+        if total > self.options.tail_bytes { self.spill.fact(total).await } else { None }
+    }
+
+    /// Reads from an offset on, without ever holding the command up.
+    pub(crate) fn reader(self: &Arc<Self>, offset: u64, end: ReadUntil) -> StreamReader {
+        StreamReader::new(Arc::clone(self), offset, end)
+    }
+
+    /// Keeps nothing but the tail and the spill's path, as soon as the stream is closed and the spill is written.
+    pub(crate) fn compact(&self) {
+        self.compact.store(true, Ordering::SeqCst);
+        self.compact_if_asked();
+    }
+
+    /// Called by everybody who brings one of the conditions about; whoever comes last finds them all.
+    fn compact_if_asked(&self) {
+        let Progress { total, closed } = *self.progress.borrow();
+        let due = self.compact.load(Ordering::SeqCst) && closed && self.spill.settled(total, self.options.tail_bytes);
+        if due && matches!(*self.storage(), Storage::Ring(_)) {
+            let (start, bytes) = self.last_bytes(0);
+            *self.storage() = Storage::Tail(start, bytes);
+            self.spill.close();
+        }
+    }
+
+    /// The spill file if one was ever made, complete or not: to be removed with the task.
+    pub(crate) fn spill_path(&self) -> Option<PathBuf> {
+        self.spill.path().map(PathBuf::from)
+    }
+
+    fn storage(&self) -> std::sync::MutexGuard<'_, Storage> {
+        self.storage.lock().expect("nobody panics while holding the storage")
+    }
+
+    /// What the tail needs of the bytes from `from` to the end of the stream, and the offset of the first.
+    fn last_bytes(&self, from: u64) -> (u64, Bytes) {
+        let storage = self.storage().clone();
+        match storage {
+            Storage::Ring(ring) => ring.end(from, tail::kept_bytes(self.options.tail_bytes)).unwrap_or_else(|error| {
+                tracing::error!(%error, stream = self.options.name.as_str(), "output cannot be read");
+                (ring.total(), Bytes::new())
+            }),
+            Storage::Tail(start, bytes) => {
+                let end = start + bytes.len() as u64;
+                let from = from.clamp(start, end);
+                (from, part(start, &bytes, from..end))
+            }
+        }
+    }
+
+    /// These bytes, where they are in memory.
+    fn in_memory(&self, range: Range<u64>) -> Option<Bytes> {
+        let storage = self.storage().clone();
+        match storage {
+            Storage::Ring(ring) => ring.read(range).ok().flatten(),
+            Storage::Tail(start, bytes) => {
+                let held = start <= range.start && range.end <= start + bytes.len() as u64;
+                held.then(|| part(start, &bytes, range))
+            }
+        }
+    }
+
+    /// The part of the stream that is in memory.
+    fn in_memory_range(&self) -> Range<u64> {
+        match &*self.storage() {
+            // The end is read last: it is never before the oldest.
+            Storage::Ring(ring) => {
+                let oldest = ring.oldest();
+                oldest..ring.total().max(oldest)
+            }
+            Storage::Tail(start, bytes) => *start..start + bytes.len() as u64,
+        }
+    }
+}
+
+/// A range of the stream out of bytes that begin at `start` and hold it.
+fn part(start: u64, bytes: &Bytes, range: Range<u64>) -> Bytes {
+    let index = |offset: u64| usize::try_from(offset - start).expect("bytes in memory");
+    bytes.slice(index(range.start)..index(range.end))
+}

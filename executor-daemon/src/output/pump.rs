@@ -1,0 +1,207 @@
+//! The pump: one task per stream that moves what the command writes from its pipe into the ring.
+//!
+//! It waits for the pipe, and where everything in the ring is still needed, for the spill. It never waits for a reader. It
+//! ends when no writer is left: a process that outlives the shell goes on writing to the same stream.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use tokio::{
+    io::unix::{AsyncFd, AsyncFdReadyGuard},
+    sync::{Notify, watch},
+    task, time,
+};
+
+use super::{
+    Progress, SpillOpener, Stream,
+    ring::{Moved, Ring},
+    spill::Demand,
+    tail,
+};
+
+/// Bytes moved by one call, so that whoever waits for the ring's gate waits for some 20 µs.
+const STEP_BYTES: u64 = 256 * 1024;
+
+/// Bytes after which other tasks get their turn on this thread.
+const TURN_BYTES: u64 = 1024 * 1024;
+
+/// How long a spill may stand still while a command waits for it.
+const STALL: Duration = Duration::from_secs(5);
+
+/// Pause after an error of the kernel (no memory for the ring's pages, say) before bytes are moved again.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// What others ask of a pump.
+#[derive(Debug, Default)]
+pub(super) struct PumpControl {
+    /// Number of the latest request to empty the pipe.
+    asked: AtomicU64,
+    wake: Notify,
+    /// Number of the latest such request that has been met.
+    emptied: watch::Sender<u64>,
+    /// The pump waits for the spill.
+    blocked: AtomicBool,
+}
+
+impl PumpControl {
+    /// Resolves when everything that was in the pipe at the call has been moved. Cancel-safe.
+    pub(super) fn empty(&self) -> impl Future<Output = ()> + Send + use<> {
+        let request = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.wake.notify_one();
+        let mut emptied = self.emptied.subscribe();
+        async move {
+            // An abandoned stream (its runtime ends) has nothing more to give.
+            let _ = emptied.wait_for(|done| *done >= request).await;
+        }
+    }
+
+    /// Whether the pump waits for the spill just now.
+    pub(super) fn blocked(&self) -> bool {
+        self.blocked.load(Ordering::SeqCst)
+    }
+}
+
+/// The task's own state.
+pub(super) struct Pump {
+    stream: Arc<Stream>,
+    ring: Arc<Ring>,
+    /// Bytes that the pipe can hold.
+    pipe_bytes: u64,
+    demand: Demand,
+    /// Taken by the spill when it begins.
+    opener: Option<Arc<dyn SpillOpener>>,
+    /// The request that is being met, and the bytes moved since it was seen.
+    request: (u64, u64),
+}
+
+impl Pump {
+    /// Starts the task. Inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When the runtime cannot watch the pipe.
+    pub(super) fn spawn(
+        stream: Arc<Stream>,
+        ring: Arc<Ring>,
+        pipe: OwnedFd,
+        opener: Arc<dyn SpillOpener>,
+    ) -> io::Result<()> {
+        let pipe_bytes = u64::try_from(fcntl(&pipe, FcntlArg::F_GETPIPE_SZ)?).unwrap_or(u64::MAX);
+        #[expect(deprecated, reason = "its fault concerns types that do not own their descriptor; an OwnedFd does")]
+        let pipe = AsyncFd::new(pipe)?;
+        let demand = stream.spill.demand();
+        task::spawn(Self { stream, ring, pipe_bytes, demand, opener: Some(opener), request: (0, 0) }.run(pipe));
+        Ok(())
+    }
+
+    /// Moves bytes until no writer is left.
+    async fn run(mut self, pipe: AsyncFd<OwnedFd>) {
+        let mut turn = 0;
+        loop {
+            let guard = match wait(&pipe, &self.stream.control).await {
+                Ok(guard) => guard,
+                // The runtime ends, and everything with it.
+                Err(_) => return,
+            };
+            let asked = self.stream.control.asked.load(Ordering::SeqCst);
+            if asked > self.request.0 {
+                self.request = (asked, 0);
+            }
+            match self.step(&pipe) {
+                Ok(Moved::Bytes(moved)) => {
+                    drop(guard);
+                    self.moved(moved);
+                    turn += moved;
+                    if turn >= TURN_BYTES {
+                        turn = 0;
+                        task::yield_now().await;
+                    }
+                }
+                Ok(Moved::Nothing) => {
+                    if let Some(mut guard) = guard {
+                        guard.clear_ready();
+                    }
+                    self.met();
+                }
+                Ok(Moved::NoRoom) => {
+                    drop(guard);
+                    self.wait_for_spill().await;
+                }
+                Ok(Moved::End) => break,
+                Err(error) => {
+                    drop(guard);
+                    tracing::error!(%error, stream = self.stream.options.name.as_str(), "output cannot be moved");
+                    time::sleep(AFTER_ERROR).await;
+                }
+            }
+        }
+        self.stream.progress.send_modify(|progress| progress.closed = true);
+        self.stream.compact_if_asked();
+        self.stream.control.emptied.send_replace(u64::MAX);
+    }
+
+    fn step(&mut self, pipe: &AsyncFd<OwnedFd>) -> io::Result<Moved> {
+        let tail_from = self.ring.total().saturating_sub(tail::kept_bytes(self.stream.options.tail_bytes));
+        let keep_from = self.demand.needed_from().map_or(tail_from, |from| from.min(tail_from));
+        self.ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+    }
+
+    fn moved(&mut self, moved: u64) {
+        let total = self.ring.total();
+        if total > self.stream.options.tail_bytes && self.stream.spill.begin() {
+            self.spill();
+        }
+        self.stream.progress.send_replace(Progress { total, closed: false });
+        self.request.1 += moved;
+        // All that the pipe can have held at the request has come through, though it is full again.
+        if self.request.1 >= self.pipe_bytes {
+            self.met();
+        }
+    }
+
+    fn spill(&mut self) {
+        let Some(opener) = self.opener.take() else { return };
+        let (stream, ring) = (Arc::clone(&self.stream), Arc::clone(&self.ring));
+        task::spawn(async move {
+            stream.spill.write(ring, stream.subscribe(), &*opener).await;
+            stream.compact_if_asked();
+        });
+    }
+
+    fn met(&self) {
+        let request = self.request.0;
+        self.stream.control.emptied.send_if_modified(|done| {
+            let new = *done < request;
+            *done = request.max(*done);
+            new
+        });
+    }
+
+    /// Returns when the spill has moved on, or has been given up.
+    async fn wait_for_spill(&mut self) {
+        self.stream.control.blocked.store(true, Ordering::SeqCst);
+        if time::timeout(STALL, self.demand.changed()).await.is_err() {
+            tracing::warn!(path = ?self.stream.spill.path(), "a spill stands still and is given up");
+            self.stream.spill.give_up();
+        }
+        self.stream.control.blocked.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Waits until the pipe may hold something, or somebody wants to know that it does not.
+async fn wait<'a>(
+    pipe: &'a AsyncFd<OwnedFd>,
+    control: &PumpControl,
+) -> io::Result<Option<AsyncFdReadyGuard<'a, OwnedFd>>> {
+    tokio::select! {
+        guard = pipe.readable() => guard.map(Some),
+        () = control.wake.notified() => Ok(None),
+    }
+}

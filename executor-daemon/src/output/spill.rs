@@ -1,0 +1,308 @@
+//! The spill: the file with the complete stream, made when the tail can no longer hold it.
+//!
+//! ```text
+//! Idle ──tail too small──▶ Writing ──closed, or at the cap──▶ Done
+//!   │                         │
+//!   └─────────────────────────┴──no file, failed write, disk too slow──▶ Lost
+//! ```
+//! Done and Lost are final. What the file still needs is not overwritten in the ring (see [`Demand`]), so a slow
+//! disk holds the command up, as it does a command that writes to a file itself; a disk that stands still, or that is still
+//! behind when a call has to end, loses the spill and never the command. A failure costs the spill and nothing else.
+//!
+//! The file is removed by the engine, with its task.
+
+use std::{
+    fs::{File, Metadata},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileExt, MetadataExt, OpenOptionsExt},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use executor_proto::types::Spill as SpillFact;
+use nix::fcntl::OFlag;
+use tokio::{sync::watch, task, time};
+
+use super::{Progress, SpillOpener, ring::Ring};
+
+/// Bytes written by one visit to a thread that may block.
+const BATCH_BYTES: u64 = 1024 * 1024;
+
+/// Bytes copied at once; the size of the only buffer.
+const COPY_BYTES: usize = 64 * 1024;
+
+/// How long a result waits for the file to catch up. With the drain after an exit it stays within what a call may take.
+const CATCH_UP: Duration = Duration::from_millis(600);
+
+/// Where the file stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The tail holds everything.
+    Idle,
+    /// The file has been asked for and holds so many bytes from the start of the stream.
+    Writing(u64),
+    /// It holds so many and will hold no more.
+    Done(u64),
+    /// There is none that could be shown.
+    Lost,
+}
+
+/// The file, once it was made.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    /// Device and inode, by which it is known again.
+    identity: (u64, u64),
+}
+
+/// A stream's spill.
+#[derive(Debug)]
+pub(super) struct Spill {
+    state: watch::Sender<State>,
+    max_bytes: u64,
+    made: OnceLock<Made>,
+    /// Open while it is written and until the stream is compacted.
+    file: Mutex<Option<Arc<File>>>,
+}
+
+impl Spill {
+    pub(super) fn new(max_bytes: u64) -> Self {
+        Self { state: watch::Sender::new(State::Idle), max_bytes, made: OnceLock::new(), file: Mutex::new(None) }
+    }
+
+    /// Begins, if it has not begun: true exactly once, to whoever then has to call [`Spill::write`].
+    pub(super) fn begin(&self) -> bool {
+        let begun = self.state.send_if_modified(|state| {
+            let idle = *state == State::Idle;
+            if idle {
+                *state = if self.max_bytes == 0 { State::Lost } else { State::Writing(0) };
+            }
+            idle
+        });
+        begun && self.max_bytes > 0
+    }
+
+    /// Whether nothing will be written any more to the spill of a stream that is closed at `total`.
+    pub(super) fn settled(&self, total: u64, tail_bytes: u64) -> bool {
+        match *self.state.borrow() {
+            State::Idle => total <= tail_bytes,
+            State::Writing(_) => false,
+            State::Done(_) | State::Lost => true,
+        }
+    }
+
+    /// Does without a file that is not finished.
+    pub(super) fn give_up(&self) {
+        self.state.send_if_modified(|state| {
+            let unfinished = matches!(state, State::Idle | State::Writing(_));
+            if unfinished {
+                *state = State::Lost;
+            }
+            unfinished
+        });
+    }
+
+    /// What of the ring is still needed, for the pump.
+    pub(super) fn demand(&self) -> Demand {
+        Demand(self.state.subscribe())
+    }
+
+    /// Makes the file and writes the stream into it, up to the cap or the end.
+    pub(super) async fn write(
+        &self,
+        ring: Arc<Ring>,
+        mut progress: watch::Receiver<Progress>,
+        opener: &dyn SpillOpener,
+    ) {
+        if let Err(error) = self.try_write(ring, &mut progress, opener).await {
+            tracing::warn!(%error, path = ?self.path(), "a spill is not kept");
+            self.give_up();
+        }
+    }
+
+    async fn try_write(
+        &self,
+        ring: Arc<Ring>,
+        progress: &mut watch::Receiver<Progress>,
+        opener: &dyn SpillOpener,
+    ) -> io::Result<()> {
+        let (file, path) = opener.open().await?;
+        let file = self.keep(file, path)?;
+        let mut written = 0;
+        loop {
+            let Progress { total, closed } = *progress.borrow_and_update();
+            let goal = total.min(self.max_bytes);
+            if written == goal && (closed || total > self.max_bytes) {
+                self.step(State::Done(written));
+                return Ok(());
+            }
+            if written == goal {
+                if progress.changed().await.is_err() {
+                    return Err(io::Error::other("the stream was abandoned"));
+                }
+                continue;
+            }
+            let batch = written..goal.min(written + BATCH_BYTES);
+            let (ring, file) = (Arc::clone(&ring), Arc::clone(&file));
+            let end = batch.end;
+            task::spawn_blocking(move || copy(&ring, &file, batch)).await.map_err(io::Error::other)??;
+            written = end;
+            if !self.step(State::Writing(written)) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn keep(&self, file: OwnedFd, path: PathBuf) -> io::Result<Arc<File>> {
+        let file = File::from(file);
+        let identity = identity(&file.metadata()?);
+        // The opener is asked once, so this is the first.
+        self.made.get_or_init(|| Made { path, identity });
+        let file = Arc::new(file);
+        *self.file.lock().expect("nobody panics while holding the file") = Some(Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// Goes on to this state; false when it was given up meanwhile.
+    fn step(&self, to: State) -> bool {
+        self.state.send_if_modified(|state| {
+            let writing = matches!(state, State::Writing(_));
+            if writing {
+                *state = to;
+            }
+            writing
+        })
+    }
+
+    /// The file's path if one was ever made, whatever became of it.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.made.get().map(|made| made.path.as_path())
+    }
+
+    /// What can be said of the file to a reader for whom the stream ends at `total`: waits a bounded time until it holds that
+    /// much, and looks whether it is still there. `None`: it is missing or has a hole. Cancel-safe.
+    pub(super) async fn fact(&self, total: u64) -> Option<SpillFact> {
+        let max_bytes = self.max_bytes;
+        let mut state = self.state.subscribe();
+        let enough = state.wait_for(|state| match *state {
+            State::Idle => false,
+            State::Writing(written) => written >= total.min(max_bytes),
+            State::Done(_) | State::Lost => true,
+        });
+        let held = match *time::timeout(CATCH_UP, enough).await.ok()?.ok()? {
+            State::Writing(held) | State::Done(held) => held,
+            State::Idle | State::Lost => return None,
+        };
+        let made = self.made.get()?;
+        let (path, known) = (made.path.clone(), made.identity);
+        let file = self.file();
+        let there = task::spawn_blocking(move || is_there(&path, known, file.as_deref(), held)).await;
+        let cut_at = (total > held).then_some(held);
+        there
+            .is_ok_and(|there| there)
+            .then(|| SpillFact { path: Bytes::copy_from_slice(made.path.as_os_str().as_bytes()), cut_at })
+    }
+
+    /// Up to `most` bytes from `offset` on, from the file; `None` when it does not hold that byte or cannot be read.
+    pub(super) async fn read(&self, offset: u64, most: usize) -> Option<Bytes> {
+        let held = match *self.state.borrow() {
+            State::Writing(held) | State::Done(held) => held,
+            State::Idle | State::Lost => 0,
+        };
+        let length = usize::try_from(held.saturating_sub(offset)).unwrap_or(usize::MAX).min(most);
+        if length == 0 {
+            return None;
+        }
+        let made = self.made.get()?;
+        let (path, known) = (made.path.clone(), made.identity);
+        let file = self.file();
+        let read = task::spawn_blocking(move || {
+            let file = file.map_or_else(|| reopen(&path, known), Ok)?;
+            let mut bytes = vec![0; length];
+            file.read_exact_at(&mut bytes, offset)?;
+            io::Result::Ok(Bytes::from(bytes))
+        });
+        read.await.ok()?.ok()
+    }
+
+    fn file(&self) -> Option<Arc<File>> {
+        self.file.lock().expect("nobody panics while holding the file").clone()
+    }
+
+    /// Closes the file; later readers open it again.
+    pub(super) fn close(&self) {
+        self.file.lock().expect("nobody panics while holding the file").take();
+    }
+}
+
+/// What the spill still needs of the ring.
+#[derive(Debug)]
+pub(super) struct Demand(watch::Receiver<State>);
+
+impl Demand {
+    /// The first byte of the stream that must not be overwritten yet; `None`: none is needed.
+    pub(super) fn needed_from(&mut self) -> Option<u64> {
+        match *self.0.borrow_and_update() {
+            State::Idle => Some(0),
+            State::Writing(written) => Some(written),
+            State::Done(_) | State::Lost => None,
+        }
+    }
+
+    /// Resolves when that may have changed since it was asked last. Cancel-safe.
+    pub(super) async fn changed(&mut self) {
+        // The sender lives in the stream, and so does whoever waits here.
+        let _ = self.0.changed().await;
+    }
+}
+
+fn copy(ring: &Ring, file: &File, range: std::ops::Range<u64>) -> io::Result<()> {
+    let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(range.end - range.start).unwrap_or(COPY_BYTES))];
+    let mut at = range.start;
+    while at < range.end {
+        let length = buffer.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
+        let part = &mut buffer[..length];
+        if !ring.read_into(at, part)? {
+            return Err(io::Error::other("it was given up while it was written"));
+        }
+        file.write_all_at(part, at)?;
+        at += length as u64;
+    }
+    Ok(())
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Whether the path still leads to the file that was written, with all of it.
+fn is_there(path: &Path, known: (u64, u64), file: Option<&File>, held: u64) -> bool {
+    let metadata = match path.symlink_metadata() {
+        // Its directory is closed to this process: the open file says whether it is linked at all.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match file.map(File::metadata) {
+            Some(Ok(metadata)) => metadata,
+            Some(Err(_)) => return false,
+            None => return true,
+        },
+        Err(_) => return false,
+        Ok(metadata) => metadata,
+    };
+    metadata.nlink() > 0 && identity(&metadata) == known && metadata.len() >= held
+}
+
+fn reopen(path: &Path, known: (u64, u64)) -> io::Result<Arc<File>> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if identity(&file.metadata()?) != known {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "another file has its path"));
+    }
+    Ok(Arc::new(file))
+}
