@@ -73,6 +73,13 @@ pub struct Setup {
     pub uid: Option<u32>,
     /// The user that a daemon which is root runs commands as. Root, so that all backends run them as the same user.
     pub run_as: &'static str,
+    /// Words before the daemon's own command line: a program that becomes or starts it. `${ROOT}` stands for the directory
+    /// that holds the daemon's files, `state` among them.
+    pub launcher: Vec<String>,
+    /// The process group that the daemon is started in; `None`: the test's.
+    pub group: Option<i32>,
+    /// Where the daemon listens; `None`: a fresh socket, or a port that the kernel picks.
+    pub listen: Option<String>,
 }
 
 impl Default for Setup {
@@ -91,6 +98,9 @@ impl Default for Setup {
             prepare: Vec::new(),
             uid: None,
             run_as: "root",
+            launcher: Vec::new(),
+            group: None,
+            listen: None,
         }
     }
 }

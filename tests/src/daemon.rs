@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -32,7 +32,10 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A running daemon. Dropped, it is killed; [`Daemon::stop`] is how it ends properly.
 #[derive(Debug)]
 pub struct Daemon {
-    keeper: Child,
+    /// What was started: the daemon, or the launcher that it was asked to be started by.
+    child: Child,
+    /// The daemon's outermost process.
+    pid: i32,
     endpoint: String,
     token_file: PathBuf,
     log: PathBuf,
@@ -47,15 +50,18 @@ impl Daemon {
             (root.join("state"), root.join("config.toml"), root.join("token"), root.join("log"));
         fs::write(&config, setup.config_file())?;
         fs::write(&token_file, format!("{}\n", token()?))?;
+        fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600))?;
         for file in [&config, &token_file] {
             give(file, setup.uid)?;
         }
         let socket = root.join("socket");
-        let listen = match backend {
+        let listen = setup.listen.clone().unwrap_or_else(|| match backend {
             Backend::Tcp => "tcp:127.0.0.1:0".to_owned(),
             Backend::Unix | Backend::InProcess => format!("unix:{}", socket.display()),
-        };
-        let mut command = program();
+        });
+        let launcher: Vec<String> =
+            setup.launcher.iter().map(|word| word.replace("${ROOT}", &root.to_string_lossy())).collect();
+        let mut command = program(&launcher);
         command.arg("serve").args(["--listen", &listen]);
         command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
         if let Some(uid) = setup.uid {
@@ -63,13 +69,20 @@ impl Daemon {
         } else if Uid::effective().is_root() {
             command.args(["--run-as", setup.run_as]);
         }
+        if let Some(group) = setup.group {
+            command.process_group(group);
+        }
         let output = File::create(&log)?;
         command.env_clear().envs(setup.executor_environment(tmp)).current_dir(tmp);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let keeper = command.spawn().context("starting the daemon")?;
+        let child = command.spawn().context("starting the daemon")?;
+        let pid = i32::try_from(child.id()).expect("process ids are small");
         let grace = Duration::from_millis(setup.grace_ms);
-        let mut daemon = Self { keeper, endpoint: String::new(), token_file, log, grace };
+        let mut daemon = Self { child, pid, endpoint: String::new(), token_file, log, grace };
         daemon.endpoint = daemon.ready(backend, &socket)?;
+        if !setup.launcher.is_empty() {
+            daemon.pid = daemon.processes().first().context("the launcher started no daemon")?.pid;
+        }
         Ok(daemon)
     }
 
@@ -88,7 +101,7 @@ impl Daemon {
     /// The pid of its outermost process: the keeper.
     #[must_use]
     pub fn pid(&self) -> i32 {
-        i32::try_from(self.keeper.id()).expect("process ids are small")
+        self.pid
     }
 
     /// Its own processes: those below the keeper that run the daemon's program.
@@ -108,6 +121,17 @@ impl Daemon {
         self.processes().into_iter().max_by_key(threads).expect("a running daemon has processes")
     }
 
+    /// Resident memory of its own processes, in KiB.
+    #[must_use]
+    pub fn resident_kib(&self) -> u64 {
+        let one = |pid: i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        self.processes().iter().filter_map(|process| one(process.pid)).sum()
+    }
+
     /// What it has printed so far.
     #[must_use]
     pub fn log(&self) -> String {
@@ -123,7 +147,7 @@ impl Daemon {
         self.signal(Signal::SIGTERM)?;
         let begun = Instant::now();
         let status = loop {
-            if let Some(status) = self.keeper.try_wait()? {
+            if let Some(status) = self.child.try_wait()? {
                 break status;
             }
             if begun.elapsed() > STOP + self.grace {
@@ -154,7 +178,7 @@ impl Daemon {
     /// # Errors
     /// When that cannot be asked.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        Ok(self.keeper.try_wait()?)
+        Ok(self.child.try_wait()?)
     }
 
     fn ready(&mut self, backend: Backend, socket: &Path) -> anyhow::Result<String> {
@@ -182,16 +206,16 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if !matches!(self.keeper.try_wait(), Ok(None)) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
         // A test has failed. What the daemon would have ended, it still ends when asked to.
         let asked = self.signal(Signal::SIGTERM);
         let begun = Instant::now();
-        while asked.is_ok() && begun.elapsed() < STOP && matches!(self.keeper.try_wait(), Ok(None)) {
+        while asked.is_ok() && begun.elapsed() < STOP && matches!(self.child.try_wait(), Ok(None)) {
             std::thread::sleep(LOOK);
         }
-        if self.keeper.kill().is_ok() && self.keeper.wait().is_err() {
+        if self.child.kill().is_ok() && self.child.wait().is_err() {
             // Nothing more can be done for it here.
         }
     }
@@ -204,8 +228,11 @@ pub(crate) fn give(path: &Path, uid: Option<u32>) -> anyhow::Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests start the daemon that they test")]
-fn program() -> Command {
-    Command::new(binaries::executor_daemon())
+fn program(launcher: &[String]) -> Command {
+    let Some((first, rest)) = launcher.split_first() else { return Command::new(binaries::executor_daemon()) };
+    let mut command = Command::new(first);
+    command.args(rest).arg(binaries::executor_daemon());
+    command
 }
 
 /// A token that no other daemon under test has.

@@ -9,8 +9,8 @@
 //! }
 //! ```
 //!
-//! `every_backend!(name with Setup { grace_ms: 3_000, ..Setup::default() })` configures the executor;
-//! `on_backend!(Backend::Unix, name)` is for what is about the daemon and runs once. The executor must have ended well, and
+//! `every_backend!(name with Setup { grace_ms: 3_000, ..Setup::default() })` configures the executor; `every_daemon!(name)` and
+//! `on_backend!(Backend::Unix, name)` are for what is about the daemon. The executor must have ended well, and
 //! nothing of its commands may be alive, when the body is done.
 //!
 //! - [`World`] has the tools' texts ([`World::bash`], [`World::background`], [`World::output`], [`World::kill`]), the
@@ -57,6 +57,30 @@ macro_rules! every_backend {
             fn in_process() {
                 $crate::run($crate::Backend::InProcess, $setup, super::$name);
             }
+
+            #[test]
+            fn unix() {
+                $crate::run($crate::Backend::Unix, $setup, super::$name);
+            }
+
+            #[test]
+            fn tcp() {
+                $crate::run($crate::Backend::Tcp, $setup, super::$name);
+            }
+        }
+    };
+}
+
+/// Makes an async function over `&World` a test on both kinds of daemon.
+#[macro_export]
+macro_rules! every_daemon {
+    ($name:ident) => {
+        $crate::every_daemon!($name with $crate::Setup::default());
+    };
+    ($name:ident with $setup:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
 
             #[test]
             fn unix() {

@@ -99,8 +99,8 @@ pub struct Step {
     /// The shell line to run outside the executor.
     #[serde(alias = "sh", alias = "line")]
     pub command: Option<String>,
-    /// The stored result to present.
-    pub result: Option<StoredResult>,
+    /// The stored result to present: `content` and `isError`.
+    pub result: Option<Value>,
     /// What must be seen.
     pub expect: Expectation,
 }
@@ -131,17 +131,6 @@ pub struct StepSession {
     pub id: String,
     /// Its directory.
     pub cwd: Option<String>,
-}
-
-/// The result of a stored call.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct StoredResult {
-    /// Its content blocks.
-    pub content: Vec<Value>,
-    /// Whether it is an error.
-    #[serde(default)]
-    pub is_error: bool,
 }
 
 /// What must be seen; what is absent is not compared.

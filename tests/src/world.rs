@@ -13,7 +13,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use executor_daemon::keeper::embedded::EmbeddedOptions;
-use executor_proto::types::{CommandSpec, OwnerId, RunResult, TaskId, TaskStatus};
+use executor_proto::types::{
+    CommandSpec, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo, TaskStatus,
+};
+use futures_util::StreamExt;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tool_client::{
@@ -120,6 +123,15 @@ impl World {
     #[must_use]
     pub fn tmp(&self) -> &Path {
         &self.tmp
+    }
+
+    /// Where the executor puts spill files.
+    ///
+    /// # Panics
+    /// When the executor is elsewhere.
+    #[must_use]
+    pub fn spill_dir(&self) -> PathBuf {
+        self.root.as_ref().expect("the executor is not elsewhere").path().join("state/spill")
     }
 
     /// Twenty random digits. Put them into a command, and [`World::survivors`] finds whatever of it is alive.
@@ -241,6 +253,43 @@ impl World {
         }
     }
 
+    /// What the session sees of its tasks and runs.
+    ///
+    /// # Panics
+    /// When the executor is lost.
+    pub async fn list(&self) -> Vec<TaskInfo> {
+        let owner = OwnerId(SESSION.to_owned());
+        self.executor.list_tasks(Some(&owner)).await.expect("the executor answers")
+    }
+
+    /// All bytes of one stream that are there, and whether it has ended.
+    ///
+    /// # Errors
+    /// As the executor's, and when the stream has no end or a gap.
+    pub async fn stream(&self, id: &TaskId, stream: StreamName, follow: bool) -> anyhow::Result<(Vec<u8>, bool)> {
+        let owner = OwnerId(SESSION.to_owned());
+        let mut events = self.executor.read_stream(Some(&owner), id, stream, 0, follow).await?;
+        let mut bytes = Vec::new();
+        while let Some(event) = events.next().await {
+            match event? {
+                ReadStreamEvent::Chunk(chunk) => {
+                    anyhow::ensure!(
+                        chunk.offset == bytes.len() as u64,
+                        "a gap before {} after {}",
+                        chunk.offset,
+                        bytes.len()
+                    );
+                    bytes.extend_from_slice(&chunk.data);
+                }
+                ReadStreamEvent::End { total, closed } => {
+                    anyhow::ensure!(total == bytes.len() as u64, "{total} bytes are there, {} came", bytes.len());
+                    return Ok((bytes, closed));
+                }
+            }
+        }
+        bail!("the stream ended without saying where it stands")
+    }
+
     /// The processes of this world's commands that are alive: whatever carries the tag or the directory, in its arguments,
     /// its environment or as its place. The executor's own are not among them.
     #[must_use]
@@ -305,7 +354,7 @@ const LAST_END: Duration = Duration::from_secs(15);
 
 fn remote(endpoint: &str, token_file: Option<&Path>) -> anyhow::Result<RemoteExecutor> {
     let token = token_file.map(fs::read_to_string).transpose()?.map(|token| token.trim().to_owned());
-    Ok(RemoteExecutor::connect(endpoint, token)?)
+    RemoteExecutor::connect(endpoint, token).with_context(|| format!("connecting to {endpoint}"))
 }
 
 #[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]

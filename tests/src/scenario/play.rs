@@ -3,7 +3,7 @@
 use std::{fs, process::Stdio, time::Duration};
 
 use executor_proto::types::{OwnerId, TaskId};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tool_client::{
     presentation,
@@ -130,9 +130,8 @@ impl Player<'_> {
             self.bindings.tasks.insert(name.clone(), id.to_owned());
         }
         self.compare_result(&step.expect, &result);
-        let content = vec![serde_json::json!({"type": "text", "text": result.text})];
-        let parsed = serde_json::from_str(&arguments).unwrap_or(Value::Null);
-        self.compare_presentation(step, tool, &parsed, &content, result.is_error);
+        let stored = json!({"content": [{"type": "text", "text": result.text}], "isError": result.is_error});
+        self.compare_presentation(&step.expect, tool, &arguments, &stored);
     }
 
     fn session(&self, session: &StepSession) -> Session {
@@ -180,25 +179,21 @@ impl Player<'_> {
 
     fn present_stored(&mut self, step: &Step) {
         let tool = step.tool.as_deref().unwrap_or_default();
-        let arguments = step.args.as_ref().map_or(Value::Null, |args| self.bindings.fill_json(args));
-        let (content, is_error) = step.result.as_ref().map_or((Vec::new(), false), |result| {
-            (result.content.iter().map(|block| self.bindings.fill_json(block)).collect(), result.is_error)
-        });
-        self.compare_presentation(step, tool, &arguments, &content, is_error);
+        let arguments = step.args.as_ref().map(|args| self.bindings.fill_json(args).to_string()).unwrap_or_default();
+        let stored = step.result.as_ref().map_or(Value::Null, |result| self.bindings.fill_json(result));
+        self.compare_presentation(&step.expect, tool, &arguments, &stored);
     }
 
-    fn compare_presentation(&mut self, step: &Step, tool: &str, arguments: &Value, content: &[Value], is_error: bool) {
-        let expect = &step.expect;
+    fn compare_presentation(&mut self, expect: &Expectation, tool: &str, arguments: &str, stored: &Value) {
         if let Some(expected) = &expect.present_call {
             let actual = presentation::present_call(tool, arguments).unwrap_or(Value::Null);
             self.compare_json("presentCall", expected, &actual);
         }
         let Some(expected) = &expect.present_result else { return };
-        let mut actual = presentation::present_result(tool, arguments, content, is_error).unwrap_or(Value::Null);
+        let mut actual = presentation::present_result(tool, arguments, stored).unwrap_or(Value::Null);
         if expect.present_result_output_is_text {
             let output = actual.as_object_mut().and_then(|actual| actual.shift_remove("output"));
-            let text = content.first().and_then(|block| block.get("text"));
-            if output.as_ref() != text {
+            if output.as_ref() != stored.pointer("/content/0/text") {
                 self.differ("output in presentResult", "the text", "another text".to_owned());
             }
         }
