@@ -4,6 +4,9 @@ use std::{collections::BTreeMap, ffi::OsString, path::Path};
 
 use executor_daemon::config::Settings;
 use nix::unistd::Uid;
+use tool_client::executor::local::LocalOptions;
+
+use crate::binaries;
 
 /// Where an executor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,10 +128,20 @@ impl Setup {
     }
 
     /// For an engine in this process: what the same configuration makes of a daemon.
-    pub(crate) fn settings(&self, tmp: &Path, state: &Path) -> Settings {
+    pub(crate) fn local_options(&self, tmp: &Path, state: &Path) -> LocalOptions {
         let own = self.executor_environment(tmp).into_iter().map(|(name, value)| (OsString::from(name), value.into()));
-        let workdir = self.default_workdir.as_deref().map_or(tmp, Path::new).to_owned();
-        let mut settings = Settings::new(state.to_owned(), workdir, Settings::command_environment(own));
+        let setup = self.clone();
+        LocalOptions {
+            program: Some(binaries::executor_daemon().to_owned()),
+            environment: Some(own.collect()),
+            default_workdir: Some(self.default_workdir.as_deref().map_or(tmp, Path::new).to_owned()),
+            state_dir: Some(state.to_owned()),
+            keep_spills: false,
+            adjust: Some(Box::new(move |settings| setup.adjust(settings))),
+        }
+    }
+
+    fn adjust(&self, settings: &mut Settings) {
         settings.timeout_ms = self.timeout_ms;
         settings.max_timeout_ms = self.max_timeout_ms;
         settings.max_output_bytes = self.max_output_bytes;
@@ -137,7 +150,6 @@ impl Setup {
         settings.max_spill_bytes = self.max_spill_bytes.unwrap_or(settings.max_spill_bytes);
         settings.max_leftovers_per_owner = self.max_leftovers_per_owner.unwrap_or(settings.max_leftovers_per_owner);
         settings.max_tasks_per_owner = self.max_tasks_per_owner.unwrap_or(settings.max_tasks_per_owner);
-        settings
     }
 
     /// For a daemon: its configuration file.

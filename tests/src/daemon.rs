@@ -18,6 +18,7 @@ use crate::{
     backend::{Backend, Setup},
     binaries,
     processes::{self, Found},
+    random,
 };
 
 /// Longest wait for the line that says that it is ready.
@@ -25,6 +26,9 @@ const START: Duration = Duration::from_secs(20);
 
 /// Longest wait for its end after SIGTERM, above the grace that it gives commands.
 const STOP: Duration = Duration::from_secs(15);
+
+/// Longest wait for the end of its own processes after that of the outermost one.
+const LAST_END: Duration = Duration::from_secs(2);
 
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(5);
@@ -45,7 +49,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts one whose files lie in `root` and whose directory and HOME are `tmp`, and waits until it is ready. `listen` is
     /// the Unix socket or the TCP port.
-    pub(crate) fn start(backend: Backend, setup: &Setup, root: &Path, tmp: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(backend: Backend, setup: &Setup, root: &Path, tmp: &Path) -> anyhow::Result<Self> {
         let (state, config, token_file, log) =
             (root.join("state"), root.join("config.toml"), root.join("token"), root.join("log"));
         fs::write(&config, setup.config_file())?;
@@ -79,7 +83,7 @@ impl Daemon {
         let pid = i32::try_from(child.id()).expect("process ids are small");
         let grace = Duration::from_millis(setup.grace_ms);
         let mut daemon = Self { child, pid, endpoint: String::new(), token_file, log, grace };
-        daemon.endpoint = daemon.ready(backend, &socket)?;
+        daemon.endpoint = daemon.ready(backend, &socket).await?;
         if !setup.launcher.is_empty() {
             daemon.pid = daemon.processes().first().context("the launcher started no daemon")?.pid;
         }
@@ -155,10 +159,17 @@ impl Daemon {
             }
             tokio::time::sleep(LOOK).await;
         };
-        let left: Vec<_> = all.iter().filter(|one| one.is_alive()).collect();
         anyhow::ensure!(status.success(), "it stopped with {status}\n{}", self.log());
-        anyhow::ensure!(left.is_empty(), "these outlived it: {left:?}\n{}", self.log());
-        Ok(())
+        // Idle helpers learn of its end by a closed socket, a moment later.
+        let begun = Instant::now();
+        loop {
+            let left: Vec<_> = all.iter().filter(|one| one.is_alive()).collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            anyhow::ensure!(begun.elapsed() < LAST_END, "these outlived it: {left:?}\n{}", self.log());
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Sends a signal to its outermost process.
@@ -181,7 +192,7 @@ impl Daemon {
         Ok(self.child.try_wait()?)
     }
 
-    fn ready(&mut self, backend: Backend, socket: &Path) -> anyhow::Result<String> {
+    async fn ready(&mut self, backend: Backend, socket: &Path) -> anyhow::Result<String> {
         let begun = Instant::now();
         loop {
             let log = self.log();
@@ -199,7 +210,7 @@ impl Daemon {
                 bail!("the daemon ended at its start with {status}:\n{log}");
             }
             anyhow::ensure!(begun.elapsed() < START, "the daemon was not ready after {START:?}:\n{log}");
-            std::thread::sleep(LOOK);
+            tokio::time::sleep(LOOK).await;
         }
     }
 }
@@ -237,7 +248,5 @@ fn program(launcher: &[String]) -> Command {
 
 /// A token that no other daemon under test has.
 fn token() -> anyhow::Result<String> {
-    let mut bytes = [0; 24];
-    getrandom::fill(&mut bytes).context("the kernel gives random bytes")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(random::<24>()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 mod play;
 mod template;
 
-pub use play::{Played, play, play_in};
+pub use play::{Played, play, play_all, play_in};
 
 /// One recorded case.
 #[derive(Debug, Clone, Deserialize)]
@@ -185,6 +185,18 @@ pub struct ExpectedSpill {
     pub bytes: u64,
     /// Its digest.
     pub sha256: String,
+}
+
+impl Scenario {
+    /// Whether its texts depend on when things happen: it was recorded with waits between the steps, which on a busy machine
+    /// are too short.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.steps.iter().any(|step| {
+            let waits = [step.sleep_ms, step.sleep_after_ms, step.abort_after_ms, step.ms];
+            waits.iter().any(Option::is_some)
+        })
+    }
 }
 
 /// Something that was not as recorded.

@@ -12,7 +12,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use executor_daemon::keeper::embedded::EmbeddedOptions;
 use executor_proto::types::{
     CommandSpec, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo, TaskStatus,
 };
@@ -32,6 +31,7 @@ use crate::{
     daemon::{Daemon, give},
     mailbox::Mailbox,
     processes::{self, Found},
+    random,
 };
 
 /// The session that [`World::bash`] and its like call for.
@@ -72,16 +72,9 @@ impl World {
             prepare(line, &tmp)?;
         }
         let (executor, daemon): (Arc<dyn Executor>, _) = match backend {
-            Backend::InProcess => {
-                let options = EmbeddedOptions {
-                    program: Some(binaries::executor_daemon().to_owned()),
-                    spill_dir: state.join("spill"),
-                };
-                let local = LocalExecutor::start(setup.settings(&tmp, &state), options).await?;
-                (Arc::new(local), None)
-            }
+            Backend::InProcess => (Arc::new(LocalExecutor::start(setup.local_options(&tmp, &state)).await?), None),
             Backend::Unix | Backend::Tcp => {
-                let daemon = Daemon::start(backend, &setup, root.path(), &tmp)?;
+                let daemon = Daemon::start(backend, &setup, root.path(), &tmp).await?;
                 (Arc::new(remote(daemon.endpoint(), Some(daemon.token_file()))?), Some(daemon))
             }
         };
@@ -102,8 +95,6 @@ impl World {
         tmp: PathBuf,
         root: Option<TempDir>,
     ) -> anyhow::Result<Self> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).context("the kernel gives random bytes")?;
         let mailbox = Arc::new(Mailbox::default());
         Ok(Self {
             tools: Tools::new(Arc::clone(&executor)),
@@ -114,7 +105,7 @@ impl World {
             daemon,
             tmp,
             // Digits, so that it can stand behind the point of a number of seconds.
-            tag: format!("{:020}", u64::from_le_bytes(random)),
+            tag: format!("{:020}", u64::from_le_bytes(random()?)),
             root,
         })
     }
@@ -322,17 +313,19 @@ impl World {
     /// # Errors
     /// When it does not end, or not well, or leaves something behind.
     pub async fn finish(self) -> anyhow::Result<()> {
-        let Self { tools, notices, executor, mailbox, started: _, daemon, tmp, tag, root } = self;
+        let Self { tools, notices, executor, mailbox, started: _, daemon, tmp: _, tag, root } = self;
         drop((tools, notices, executor, mailbox));
         if let Some(daemon) = daemon {
             daemon.stop().await?;
         }
-        if root.is_some() {
-            let marks: [&str; 2] = [&tag, &tmp.to_string_lossy()];
+        if let Some(root) = root {
+            // The executor's own processes have the directory in their arguments.
+            let own = root.path().to_string_lossy();
+            let marks: [&str; 2] = [&tag, &own];
             // An embedded keeper learns of its end by a closed socket, a little later.
             let deadline = tokio::time::Instant::now() + LAST_END;
             loop {
-                let left = processes::marked(&marks, &tmp, Path::new(""));
+                let left = processes::marked(&marks, root.path(), Path::new(""));
                 if left.is_empty() {
                     break;
                 }

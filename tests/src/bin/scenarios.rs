@@ -4,7 +4,6 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
-    sync::Arc,
 };
 
 use anyhow::Context;
@@ -13,7 +12,6 @@ use executor_tests::{
     Backend, World, block_on,
     scenario::{self, Played, Scenario},
 };
-use futures_util::{StreamExt, stream};
 
 /// Plays scenarios against an executor and compares every word that the model reads.
 #[derive(Debug, Parser)]
@@ -72,38 +70,29 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
         arguments.backend != Where::Connect || count == 1,
         "one running daemon plays one scenario: name it with --only"
     );
-    let arguments = Arc::new(arguments);
-    let mut played = stream::iter(scenarios)
-        .map(|scenario| {
-            let arguments = Arc::clone(&arguments);
-            async move { (play_one(&scenario, &arguments).await, scenario.name) }
-        })
-        .buffered(arguments.jobs.max(1));
-    let mut failed = 0;
-    while let Some((result, name)) = played.next().await {
-        if !report(&name, &result) {
-            failed += 1;
+    let played = match arguments.backend {
+        Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, arguments.jobs).await,
+        Where::Unix => scenario::play_all(scenarios, Backend::Unix, arguments.jobs).await,
+        Where::Tcp => scenario::play_all(scenarios, Backend::Tcp, arguments.jobs).await,
+        Where::Connect => {
+            let scenario = scenarios.remove(0);
+            let played = play_there(&scenario, &arguments).await;
+            vec![(scenario, played)]
         }
-    }
+    };
+    let failed = played.iter().filter(|(scenario, result)| !report(&scenario.name, result)).count();
     print(&mut io::stdout().lock(), &format!("{} passed, {failed} failed\n", count - failed));
     Ok(failed == 0)
 }
 
-async fn play_one(scenario: &Scenario, arguments: &Arguments) -> anyhow::Result<Played> {
-    let backend = match arguments.backend {
-        Where::InProcess => Backend::InProcess,
-        Where::Unix => Backend::Unix,
-        Where::Tcp => Backend::Tcp,
-        Where::Connect => {
-            let endpoint = arguments.endpoint.as_deref().context("--endpoint is missing")?;
-            let tmp = arguments.tmp.as_deref().context("--tmp is missing")?;
-            let mut world = World::connect(endpoint, arguments.token_file.as_deref(), tmp).await?;
-            let played = scenario::play_in(scenario, &mut world).await?;
-            world.finish().await?;
-            return Ok(played);
-        }
-    };
-    scenario::play(scenario, backend).await
+/// Plays a scenario on a daemon that is already running with its configuration.
+async fn play_there(scenario: &Scenario, arguments: &Arguments) -> anyhow::Result<Played> {
+    let endpoint = arguments.endpoint.as_deref().context("--endpoint is missing")?;
+    let tmp = arguments.tmp.as_deref().context("--tmp is missing")?;
+    let mut world = World::connect(endpoint, arguments.token_file.as_deref(), tmp).await?;
+    let played = scenario::play_in(scenario, &mut world).await?;
+    world.finish().await?;
+    Ok(played)
 }
 
 /// Prints what came of one scenario; returns whether it passed.

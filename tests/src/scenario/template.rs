@@ -93,8 +93,10 @@ impl Bindings {
             return self.fits(rest, after);
         }
         if placeholder == "<PID>" {
-            let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-            return digits > 0 && self.fits(rest, &after[digits..]);
+            // Bash pads it to five places.
+            let id = after.trim_start_matches(' ');
+            let digits = id.bytes().take_while(u8::is_ascii_digit).count();
+            return digits > 0 && self.fits(rest, &id[digits..]);
         }
         if self.spills.contains_key(placeholder) || !(after.starts_with('/') || after.starts_with("<TMP>/")) {
             return false;
@@ -161,7 +163,8 @@ mod tests {
         let mut bindings = bindings();
         assert!(!bindings.matches("<SPILL:stdout>] and more", "/s/x]"));
         assert!(bindings.spills.is_empty());
-        assert!(bindings.matches("line 1: <PID> Killed", "line 1: 4711 Killed"));
+        assert!(bindings.matches("line 1: <PID> Killed", "line 1: 47110 Killed"));
+        assert!(bindings.matches("line 1: <PID> Killed", "line 1:  4711 Killed"));
         assert!(!bindings.matches("<PID>", ""));
     }
 

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use executor_tests::{Backend, binaries, block_on, scenario};
-use futures_util::{StreamExt, stream};
 
 /// How many scenarios are played at the same time: they mostly wait.
 const AT_ONCE: usize = 8;
@@ -29,25 +28,21 @@ fn every_scenario(backend: Backend) {
         scenario::read(&binaries::workspace().join("tests/model-text/scenarios.json")).expect("it is there");
     assert_eq!(scenarios.len(), 87);
     let mut failures = String::new();
-    block_on(async {
-        let mut played = stream::iter(&scenarios)
-            .map(|scenario| async move { (&scenario.name, scenario::play(scenario, backend).await) })
-            .buffered(AT_ONCE);
-        while let Some((name, result)) = played.next().await {
-            match result {
-                Ok(played) => {
-                    for remark in played.remarks {
-                        println!("{name}: {remark}");
-                    }
-                    for difference in played.differences {
-                        let (expected, actual) = (difference.expected, difference.actual);
-                        writeln!(failures, "{name}: {}\n  {expected:?}\n  {actual:?}", difference.place)
-                            .expect("it is memory");
-                    }
+    for (scenario, result) in block_on(scenario::play_all(scenarios, backend, AT_ONCE)) {
+        let name = scenario.name;
+        match result {
+            Ok(played) => {
+                for remark in played.remarks {
+                    println!("{name}: {remark}");
                 }
-                Err(error) => writeln!(failures, "{name}: {error:#}").expect("it is memory"),
+                for difference in played.differences {
+                    let (expected, actual) = (difference.expected, difference.actual);
+                    writeln!(failures, "{name}: {}\n  {expected:?}\n  {actual:?}", difference.place)
+                        .expect("it is memory");
+                }
             }
+            Err(error) => writeln!(failures, "{name}: {error:#}").expect("it is memory"),
         }
-    });
+    }
     assert!(failures.is_empty(), "expected and actual:\n{failures}");
 }
