@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod engine;
+pub mod health;
 pub mod ids;
 pub mod keeper;
 pub mod limits;

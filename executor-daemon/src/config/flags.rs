@@ -44,7 +44,7 @@ Examples:
   executor-daemon completions bash > /etc/bash_completion.d/executor-daemon";
 
 const SERVE_EXAMPLES: &str = "\
-Every option but --config is also a key of the file, with underscores: --grace-ms 500 is `grace_ms = 500`.
+Every option but --config is also a key of the file, with underscores for dashes: `grace_ms = 500`.
 Options win over the file. SIGTERM ends what runs and then the daemon.
 
 Examples:
@@ -53,7 +53,7 @@ Examples:
   executor-daemon serve --listen tcp:127.0.0.1:7700 --token-file token
   executor-daemon serve --listen tcp:0.0.0.0:7700 --token-file /run/secrets/token --insecure
 
-Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 when the daemon itself fails.";
+Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 for its own failures.";
 
 const HEALTH_EXAMPLES: &str = "\
 Example:

@@ -6,6 +6,8 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -18,6 +20,11 @@ const ROOT_S: &str = "/var/lib/executor-daemon";
 
 /// The file that is locked.
 const LOCK: &str = "lock";
+
+/// A daemon that was killed leaves children that hold its lock until they have ended what they had started. That long
+/// a new one waits for them, and looks that often.
+const DEAD_HOLDER_S_CHILDREN: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Mode of the directory where nobody but the daemon's user has business in it.
 const PRIVATE: u32 = 0o700;
@@ -91,15 +98,24 @@ impl StateDir {
         }
         let mode = if traversable { TRAVERSABLE } else { PRIVATE };
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path.join(LOCK)).map_err(unusable)?;
-        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((file, Errno::EWOULDBLOCK)) => {
-                return Err(StateDirError::InUse { path: path.to_owned(), holder: holder(file) });
+        let given_up = Instant::now() + DEAD_HOLDER_S_CHILDREN;
+        let mut lock = loop {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            let file = options.open(path.join(LOCK)).map_err(unusable)?;
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((file, Errno::EWOULDBLOCK)) => {
+                    let holder = holder(file);
+                    let dead = holder.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists());
+                    if !dead || Instant::now() >= given_up {
+                        let holder = holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+                        return Err(StateDirError::InUse { path: path.to_owned(), holder });
+                    }
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err((_, errno)) => return Err(unusable(errno.into())),
             }
-            Err((_, errno)) => return Err(unusable(errno.into())),
         };
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
         Ok(Self { _lock: lock })
@@ -107,15 +123,13 @@ impl StateDir {
 }
 
 /// Who holds the lock, as far as it has said so.
-fn holder(file: File) -> String {
+fn holder(file: File) -> Option<u32> {
     /// A pid and a newline are shorter.
     const MAX_BYTES: u64 = 32;
 
     let mut text = String::new();
-    match file.take(MAX_BYTES).read_to_string(&mut text).ok().and_then(|_| text.trim().parse::<u32>().ok()) {
-        Some(pid) => format!(" (pid {pid})"),
-        None => String::new(),
-    }
+    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
 }
 
 #[cfg(test)]

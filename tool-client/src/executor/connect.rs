@@ -387,7 +387,7 @@ mod tests {
     fn a_token_is_the_first_line_of_its_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("token");
-        let mut read = |content: &str| {
+        let read = |content: &str| {
             std::fs::write(&path, content).expect("written");
             Token::read(&path)
         };

@@ -4,16 +4,15 @@
 //! and put into words by `error`; how long it may take is in [`Deadlines`]. A foreground run is more than a call and has its
 //! own file, `remote/run`.
 
-use std::{fmt::Write as _, future::Future, pin::Pin, time::Duration};
+use std::{fmt::Write as _, future::Future, time::Duration};
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
 use executor_proto::{
     MAX_REQUEST_BYTES,
     error::{ExecutorError, SizedPart},
     types::{
-        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamChunk, StreamName, TaskId,
-        TaskInfo, TaskOutput, WatchEvent,
+        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo,
+        TaskOutput, WatchEvent,
     },
     v1::{self, executor_client::ExecutorClient},
 };
@@ -30,12 +29,13 @@ use super::{
     retry::{self, Rpc},
 };
 
+mod incoming;
 mod run;
+
+use incoming::{Gathered, Incoming, More, events};
 
 /// Largest message that is read. The daemon's own limit is a quarter of it.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
-/// Most bytes of one stream that one answer may bring: the largest tail that a daemon can be told to keep.
-const MAX_TAIL_BYTES: usize = 16 * 1024 * 1024;
 /// Largest environment that is sent: what Linux takes at most for arguments and environment together.
 const MAX_ENVIRONMENT_BYTES: usize = 6 * 1024 * 1024;
 /// SIGTERM to SIGKILL, where the daemon cannot be asked for its own.
@@ -178,61 +178,6 @@ impl RemoteExecutor {
     /// The rest of a stream that was opened by `rpc`.
     fn incoming<T>(&self, rpc: Rpc, stream: Streaming<T>) -> Incoming<T> {
         Incoming { rpc, stream, endpoint: self.endpoint.clone(), silence: self.deadlines.silence }
-    }
-}
-
-/// The messages of a server's stream, each within the longest silence that is allowed.
-struct Incoming<T> {
-    rpc: Rpc,
-    stream: Streaming<T>,
-    endpoint: String,
-    silence: Duration,
-}
-
-impl<T> Incoming<T> {
-    async fn next(&mut self) -> Result<T, Fault> {
-        // Messages come, so the request has arrived.
-        let sent = Sent::already();
-        match tokio::time::timeout(self.silence, self.stream.message()).await {
-            Ok(Ok(Some(message))) => Ok(message),
-            Ok(Ok(None)) => Err(Fault::Lost { cause: "the stream ended early".to_owned(), sent: true }),
-            Ok(Err(status)) => Err(Fault::of(&status, &sent)),
-            Err(_elapsed) => Err(Fault::Silence { after: self.silence, sent: true }),
-        }
-    }
-
-    fn error(&self, fault: Fault) -> ExecutorError {
-        fault.into_error(self.rpc, &self.endpoint)
-    }
-
-    fn malformed(&self, malformed: Malformed) -> ExecutorError {
-        self.error(Fault::Lost { cause: malformed.to_string(), sent: true })
-    }
-}
-
-/// Bytes that arrive in chunks, stdout's and stderr's.
-#[derive(Debug, Default)]
-struct Gathered([BytesMut; 2]);
-
-impl Gathered {
-    fn add(&mut self, chunk: &StreamChunk) -> Result<(), Malformed> {
-        let gathered = &mut self.0[index(chunk.stream)];
-        if gathered.len() + chunk.data.len() > MAX_TAIL_BYTES {
-            return Err(Malformed("more bytes than any tail holds"));
-        }
-        gathered.extend_from_slice(&chunk.data);
-        Ok(())
-    }
-
-    fn take(&mut self) -> [Bytes; 2] {
-        std::mem::take(&mut self.0).map(BytesMut::freeze)
-    }
-}
-
-fn index(stream: StreamName) -> usize {
-    match stream {
-        StreamName::Stdout => 0,
-        StreamName::Stderr => 1,
     }
 }
 
@@ -423,31 +368,4 @@ impl Executor for RemoteExecutor {
             })
         }))
     }
-}
-
-/// Whether a stream goes on after an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum More {
-    Follows,
-    Ends,
-}
-
-/// The events of a server's stream. Ends after the last event, or after an error.
-fn events<T: Send + 'static, E: Send + 'static>(
-    incoming: Incoming<T>,
-    read: fn(T) -> Result<Option<(E, More)>, Malformed>,
-) -> BoxStream<'static, Result<E, ExecutorError>> {
-    let step = move |state: Option<Incoming<T>>| async move {
-        let mut incoming = state?;
-        loop {
-            match incoming.next().await.map(read) {
-                Ok(Ok(None)) => {}
-                Ok(Ok(Some((event, More::Follows)))) => return Some((Ok(event), Some(incoming))),
-                Ok(Ok(Some((event, More::Ends)))) => return Some((Ok(event), None)),
-                Ok(Err(malformed)) => return Some((Err(incoming.malformed(malformed)), None)),
-                Err(fault) => return Some((Err(incoming.error(fault)), None)),
-            }
-        }
-    };
-    Pin::from(Box::new(futures_util::stream::unfold(Some(incoming), step)))
 }

@@ -18,6 +18,8 @@ use tool_client::executor::{
     remote::{Deadlines, RemoteExecutor},
 };
 
+#[path = "../support/fake.rs"]
+#[allow(dead_code, reason = "the tests of the command line use the rest")]
 mod fake;
 
 use fake::{Daemon, Script, WireMode};
@@ -421,7 +423,9 @@ async fn an_abort_over_a_dead_wire_still_ends() {
 
 #[tokio::test]
 async fn a_watch_that_ends_says_that_the_executor_is_lost() {
-    let daemon = Daemon::start(Script::default());
+    let caught_up = v1::watch_tasks_event::Event::CaughtUp(v1::watch_tasks_event::CaughtUp {});
+    let event = v1::WatchTasksEvent { event: Some(caught_up) };
+    let daemon = Daemon::start(Script { watches: [vec![event]].into(), ..Script::default() });
     let owner = executor_proto::types::OwnerId("me".into());
     let events: Vec<_> = client(&daemon).watch_tasks(&owner).await.expect("it opens").collect().await;
     assert_eq!(events.len(), 2);

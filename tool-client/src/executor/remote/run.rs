@@ -29,7 +29,9 @@ use super::{
         error::Fault,
         retry::Rpc,
     },
-    Gathered, Incoming, RemoteExecutor, check, index, random_name,
+    RemoteExecutor, check,
+    incoming::{Gathered, Incoming, index},
+    random_name,
 };
 
 /// What is known of a run so far.

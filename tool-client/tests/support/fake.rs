@@ -26,6 +26,12 @@ pub(crate) struct Script {
     pub(crate) starts: VecDeque<Option<Result<v1::StartTaskResponse, Status>>>,
     pub(crate) runs: VecDeque<Result<Vec<v1::RunEvent>, Status>>,
     pub(crate) reads: VecDeque<Vec<v1::ReadOutputEvent>>,
+    pub(crate) kills: VecDeque<v1::KillOutcome>,
+    /// Not given: the list is not to be had.
+    pub(crate) lists: VecDeque<Vec<v1::TaskInfo>>,
+    pub(crate) watches: VecDeque<Vec<v1::WatchTasksEvent>>,
+    /// For stdout and stderr. Not given: a chunk that is too large.
+    pub(crate) streams: Option<[Vec<v1::ReadStreamEvent>; 2]>,
     /// Goes to the open run when it is cancelled, before the reply.
     pub(crate) on_cancel: Vec<v1::RunEvent>,
     pub(crate) cancels: VecDeque<v1::KillOutcome>,
@@ -36,6 +42,9 @@ pub(crate) struct Script {
 pub(crate) struct Seen {
     pub(crate) calls: Vec<&'static str>,
     pub(crate) keys: Vec<String>,
+    pub(crate) specs: Vec<v1::CommandSpec>,
+    pub(crate) owners: Vec<Option<String>>,
+    pub(crate) acknowledged: Vec<u64>,
     pub(crate) metadata: Vec<tonic::metadata::MetadataMap>,
 }
 
@@ -56,6 +65,13 @@ impl Fake {
             seen.calls.push(call);
             seen.keys.extend(key.map(str::to_owned));
             seen.metadata.push(metadata.clone());
+        });
+    }
+
+    fn see_start(&self, caller: &Option<v1::Caller>, spec: &Option<v1::CommandSpec>) {
+        self.0.seen.send_modify(|seen| {
+            seen.owners.push(caller.as_ref().and_then(|caller| caller.owner.clone()));
+            seen.specs.extend(spec.clone());
         });
     }
 
@@ -95,6 +111,8 @@ impl executor_server::Executor for Fake {
             });
         }
         *self.0.open_run.lock().expect("not poisoned") = Some(sender);
+        let v1::RunRequest { caller, spec, .. } = request.get_ref();
+        self.see_start(caller, spec);
         // Seen only now, so that a test which waits for the call finds the run open.
         self.see("Run", Some(&request.get_ref().key), request.metadata());
         events.map(|_| Response::new(Box::pin(ReceiverStream::new(receiver)) as Self::RunStream))
@@ -119,6 +137,8 @@ impl executor_server::Executor for Fake {
         &self,
         request: Request<v1::StartTaskRequest>,
     ) -> Result<Response<v1::StartTaskResponse>, Status> {
+        let v1::StartTaskRequest { caller, spec, .. } = request.get_ref();
+        self.see_start(caller, spec);
         self.see("StartTask", Some(&request.get_ref().key), request.metadata());
         match self.script(|script| script.starts.pop_front()).expect("the test expects this start") {
             Some(answer) => answer.map(Response::new),
@@ -137,7 +157,10 @@ impl executor_server::Executor for Fake {
 
     async fn kill_task(&self, request: Request<v1::KillTaskRequest>) -> Result<Response<v1::KillTaskResponse>, Status> {
         self.see("KillTask", None, request.metadata());
-        std::future::pending().await
+        match self.script(|script| script.kills.pop_front()) {
+            Some(outcome) => Ok(Response::new(v1::KillTaskResponse { outcome: Some(outcome) })),
+            None => std::future::pending().await,
+        }
     }
 
     async fn get_task(&self, request: Request<v1::GetTaskRequest>) -> Result<Response<v1::GetTaskResponse>, Status> {
@@ -150,7 +173,9 @@ impl executor_server::Executor for Fake {
         request: Request<v1::ListTasksRequest>,
     ) -> Result<Response<Self::ListTasksStream>, Status> {
         self.see("ListTasks", None, request.metadata());
-        Err(Status::unavailable("not now"))
+        let tasks = self.script(|script| script.lists.pop_front()).ok_or_else(|| Status::unavailable("not now"))?;
+        let pages = tasks.into_iter().map(|task| Ok(v1::ListTasksResponse { tasks: vec![task] }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(pages.collect::<Vec<_>>()))))
     }
 
     async fn watch_tasks(
@@ -158,9 +183,8 @@ impl executor_server::Executor for Fake {
         request: Request<v1::WatchTasksRequest>,
     ) -> Result<Response<Self::WatchTasksStream>, Status> {
         self.see("WatchTasks", None, request.metadata());
-        let caught_up = v1::watch_tasks_event::Event::CaughtUp(v1::watch_tasks_event::CaughtUp {});
-        let event = v1::WatchTasksEvent { event: Some(caught_up) };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(event)))))
+        let events = self.script(|script| script.watches.pop_front()).unwrap_or_default();
+        Ok(Response::new(Box::pin(tokio_stream::iter(events.into_iter().map(Ok)))))
     }
 
     async fn ack_completions(
@@ -168,6 +192,7 @@ impl executor_server::Executor for Fake {
         request: Request<v1::AckCompletionsRequest>,
     ) -> Result<Response<v1::AckCompletionsResponse>, Status> {
         self.see("AckCompletions", None, request.metadata());
+        self.0.seen.send_modify(|seen| seen.acknowledged.push(request.get_ref().up_to_sequence));
         Ok(Response::new(v1::AckCompletionsResponse {}))
     }
 
@@ -176,9 +201,13 @@ impl executor_server::Executor for Fake {
         request: Request<v1::ReadStreamRequest>,
     ) -> Result<Response<Self::ReadStreamStream>, Status> {
         self.see("ReadStream", None, request.metadata());
-        let oversize = v1::StreamChunk { stream: 1, offset: 0, data: Bytes::from(vec![0; 2 << 20]) };
-        let event = v1::ReadStreamEvent { event: Some(v1::read_stream_event::Event::Chunk(oversize)) };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(event)))))
+        let stream = usize::from(request.get_ref().stream == i32::from(v1::StreamName::Stderr));
+        let events = self.script(|script| script.streams.as_mut().map(|streams| std::mem::take(&mut streams[stream])));
+        let events = events.unwrap_or_else(|| {
+            let oversize = v1::StreamChunk { stream: 1, offset: 0, data: Bytes::from(vec![0; 2 << 20]) };
+            vec![v1::ReadStreamEvent { event: Some(v1::read_stream_event::Event::Chunk(oversize)) }]
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(events.into_iter().map(Ok)))))
     }
 }
 
@@ -233,6 +262,11 @@ impl Daemon {
             },
         ));
         self.stop = Some(stop);
+    }
+
+    /// Adds to what the daemon will do.
+    pub(crate) fn rewrite(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.state.script.lock().expect("not poisoned"));
     }
 
     /// Another server takes over: the old one tells its clients to go away, and finishes what it has.
