@@ -526,13 +526,18 @@ async fn nothing_survives_a_killed_keeper() {
     let keeper = Keeper::start().await;
     let mut command = keeper.spawn("trap '' TERM; (setsid env -i sleep 100 & echo $!); sleep 100").await;
     let (shell, pid) = (command.spawned.pid, numbers(&command.line().await)[0]);
-    let killer = keeper.spawn("kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status); sleep 100").await;
+    let told = keeper.directory.path().join("told");
+    let killer = "until [ -e \"$0\" ]; do sleep 0.01; done; kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)";
+    let mut killer = spec(&format!("{killer}; sleep 100"));
+    killer.arguments.push(told.as_os_str().as_encoded_bytes().to_vec());
+    let killer = keeper.link.spawn(killer, None, None).await.expect("starts").pid;
+    fs::write(&told, "").expect("written");
     let event = tokio::time::timeout(LIMIT, command.spawned.events.recv()).await.expect("told in time");
     assert_eq!(event, None, "a lost keeper reports nothing");
     keeper.link.drain_requested().await;
     assert_eq!(command.end(GRACE).await, [shell], "without a keeper there is no proof");
     keeper.link.spawn(spec("true"), None, None).await.expect_err("nobody can start it");
-    let gone = [shell, pid, killer.spawned.pid];
+    let gone = [shell, pid, killer];
     eventually("everything is gone", || !gone.iter().any(|pid| alive(*pid))).await;
 }
 
