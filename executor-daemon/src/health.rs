@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::{
-    Code, Request, Status,
+    Code, Request,
     transport::{Channel, Endpoint, Uri},
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};

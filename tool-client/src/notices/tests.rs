@@ -11,6 +11,13 @@ use crate::{executor::ExecutorError, tools::fake::Fake};
 /// Notices that wait for a test to look at them.
 const NOTICES: usize = 1_024;
 
+/// How long a test waits for what must happen soon.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what).await.expect("it happens soon")
+}
+
 /// Hands every notice to the test.
 #[derive(Debug)]
 struct Registry {
@@ -64,21 +71,21 @@ fn completion(sequence: u64) -> Completion {
 
 impl House {
     async fn next(&mut self) -> u64 {
-        self.delivered.recv().await.expect("the registry lives").sequence
+        soon(self.delivered.recv()).await.expect("the registry lives").sequence
     }
 
     /// Waits until so many acknowledgements have come.
     async fn acked(&self, count: u64) {
-        self.fake.acks.subscribe().wait_for(|acks| *acks >= count).await.expect("the fake lives");
+        soon(self.fake.acks.subscribe().wait_for(|acks| *acks >= count)).await.expect("the fake lives");
     }
 
     async fn watched(&self, count: u64) {
-        self.fake.watches.subscribe().wait_for(|watches| *watches >= count).await.expect("the fake lives");
+        soon(self.fake.watches.subscribe().wait_for(|watches| *watches >= count)).await.expect("the fake lives");
     }
 
     /// Stops everything and shows what was delivered and not looked at.
     async fn rest(mut self) -> Vec<u64> {
-        self.notices.detach(&owner()).await;
+        soon(self.notices.detach(&owner())).await;
         let mut rest = Vec::new();
         while let Ok(notice) = self.delivered.try_recv() {
             rest.push(notice.sequence);
@@ -94,7 +101,7 @@ async fn what_waits_and_what_comes_is_delivered_and_acknowledged() {
     house.fake.complete(completion(2));
     house.notices.attach(owner());
     house.notices.attach(owner());
-    let notice = house.delivered.recv().await.expect("the registry lives");
+    let notice = soon(house.delivered.recv()).await.expect("the registry lives");
     let text =
         "background bash task bash-1 finished [status: completed, exit code: 0]. Read its output with bash_output.";
     assert_eq!(
@@ -196,7 +203,7 @@ async fn detaching_waits_for_a_delivery_and_remembers_it() {
     tokio::pin!(detached);
     assert!(futures_util::poll!(&mut detached).is_pending());
     gate.notify_one();
-    detached.await;
+    soon(detached).await;
     assert_eq!(house.delivered.try_recv().ok(), None, "nothing is delivered after it was detached");
 
     // The acknowledgement was lost, so the first comes again over the wire, but not to the registry.
@@ -223,7 +230,7 @@ async fn an_owner_that_is_attached_again_while_it_is_detached_is_watched() {
     assert!(futures_util::poll!(&mut detached).is_pending());
     house.notices.attach(owner());
     gate.notify_one();
-    detached.await;
+    soon(detached).await;
     house.fake.complete(completion(2));
     assert_eq!(house.next().await, 2);
     gate.notify_one();
@@ -259,11 +266,22 @@ async fn dropping_the_last_clone_stops_all_watching() {
     drop(registry);
     drop(notices.clone());
     fake.complete(completion(1));
-    assert_eq!(delivered.recv().await.map(|notice| notice.sequence), Some(1));
+    assert_eq!(soon(delivered.recv()).await.map(|notice| notice.sequence), Some(1));
     drop(notices);
     // The watcher holds the last handle to the registry; when it has ended, the channel closes.
-    assert_eq!(delivered.recv().await, None);
+    assert_eq!(soon(delivered.recv()).await, None);
     assert_eq!(fake.completions().acked, [1]);
+}
+
+#[tokio::test]
+async fn an_acknowledgement_that_is_never_answered_does_not_hold_up_detaching() {
+    let mut house = house(None);
+    house.fake.completions().acks_hang = true;
+    house.notices.attach(owner());
+    house.fake.complete(completion(1));
+    assert_eq!(house.next().await, 1);
+    house.acked(1).await;
+    assert_eq!(house.rest().await, [0_u64; 0]);
 }
 
 #[tokio::test]
@@ -285,10 +303,10 @@ async fn a_registry_that_panics_is_offered_the_notice_again() {
     let notices = Notices::new(Arc::clone(&fake) as _, Arc::new(Panics(sender, false.into())));
     fake.complete(completion(1));
     notices.attach(owner());
-    assert_eq!(offered.recv().await, Some(1));
-    notices.detach(&owner()).await;
+    assert_eq!(soon(offered.recv()).await, Some(1));
+    soon(notices.detach(&owner())).await;
     notices.attach(owner());
-    assert_eq!(offered.recv().await, Some(1));
-    notices.detach(&owner()).await;
+    assert_eq!(soon(offered.recv()).await, Some(1));
+    soon(notices.detach(&owner())).await;
     assert_eq!(fake.completions().acked, [1]);
 }

@@ -63,6 +63,8 @@ pub(crate) struct Completions {
     pub(crate) refused_watches: u64,
     /// How many of the next acknowledgements are lost.
     pub(crate) lost_acks: u64,
+    /// Acknowledgements are never answered.
+    pub(crate) acks_hang: bool,
     pub(crate) acked: Vec<u64>,
 }
 
@@ -218,15 +220,21 @@ impl Executor for Fake {
     }
 
     async fn ack_completions(&self, _: &OwnerId, up_to: u64) -> Result<(), ExecutorError> {
-        let mut completions = self.completions();
-        let lost = completions.lost_acks > 0;
-        if lost {
-            completions.lost_acks -= 1;
-        } else {
-            completions.acked.push(up_to);
-            completions.unacknowledged.retain(|completion| completion.sequence > up_to);
-        }
+        let (lost, hangs) = {
+            let mut completions = self.completions();
+            let lost = completions.lost_acks > 0;
+            if lost {
+                completions.lost_acks -= 1;
+            } else {
+                completions.acked.push(up_to);
+                completions.unacknowledged.retain(|completion| completion.sequence > up_to);
+            }
+            (lost, completions.acks_hang)
+        };
         self.acks.send_modify(|count| *count += 1);
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         if lost {
             return Err(ExecutorError::Unavailable { endpoint: "fake".to_owned(), cause: "lost".to_owned() });
         }
