@@ -451,7 +451,8 @@ async fn killing_a_finished_task_ends_its_leftovers_and_keeps_its_status() {
 async fn a_stopped_task_is_killed_after_the_grace() {
     let world = World::new().await;
     let id = world.task("echo $$ > pid; kill -STOP $$").await;
-    world.wrote("pid").await;
+    let pid = world.wrote("pid").await;
+    until(|| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))).await;
     assert_eq!(world.kill(&id).await, KillOutcome::default());
     assert_eq!(world.read(&id).await.status, TaskStatus::Killed(Some(9)));
     world.close().await;

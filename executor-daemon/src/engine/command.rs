@@ -164,7 +164,7 @@ fn programs(path: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The directory in force: absolute as it was given; relative, resolved lexically against the default one.
+/// The directory in force: absolute as it was given; relative, resolved lexically against the start directory.
 fn workdir(settings: &Settings, given: Option<&[u8]>) -> Bytes {
     let start_dir = settings.start_dir.as_os_str().as_bytes();
     match given {

@@ -386,8 +386,8 @@ impl Ending {
     }
 }
 
-/// SIGTERM to the shell's group and to every descendant outside of it, once each; stopped ones are let go on, so that
-/// they can act on it.
+/// SIGTERM to the shell's group and to every descendant outside of it, once each. One that is stopped stays so: the signal
+/// waits for it, and SIGKILL after the grace does not.
 fn terminate(shell: Option<i32>) {
     let descendants = tree::walk();
     if let Some(shell) = shell {
@@ -396,9 +396,6 @@ fn terminate(shell: Option<i32>) {
     for one in descendants.iter().filter(|one| !one.zombie()) {
         if shell != Some(one.group) {
             one.signal(libc::SIGTERM);
-        }
-        if one.stopped() {
-            one.signal(libc::SIGCONT);
         }
     }
 }
