@@ -33,6 +33,7 @@ pub(super) struct Facts {
     /// The timeout in force, in milliseconds; of runs.
     pub(super) timeout_ms: f64,
     pub(super) handle: ProcessHandle,
+    /// The shell's. 0: not known.
     pub(super) pid: u32,
     pub(super) started: Instant,
     pub(super) started_at_ms: u64,
@@ -198,7 +199,7 @@ impl Entry {
             ended_at_ms,
             stdout_total: self.streams.stdout.total(),
             stderr_total: self.streams.stderr.total(),
-            shell_pid: ended_at_ms.is_none().then_some(self.facts.pid),
+            shell_pid: Some(self.facts.pid).filter(|pid| *pid != 0 && ended_at_ms.is_none()),
             leftovers,
         }
     }

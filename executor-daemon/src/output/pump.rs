@@ -103,43 +103,40 @@ impl Pump {
 
     /// Moves bytes until no writer is left.
     async fn run(mut self, pipe: AsyncFd<OwnedFd>) {
+        // Only an empty pipe is waited for: the kernel reports each filling once, and forgets it where somebody has taken the
+        // bytes before it was asked.
+        let mut readiness: Option<AsyncFdReadyGuard<'_, OwnedFd>> = None;
         let mut turn = 0;
         loop {
-            let guard = match wait(&pipe, &self.stream.control).await {
-                Ok(guard) => guard,
-                // The runtime ends, and everything with it.
-                Err(_) => return,
-            };
             let asked = self.stream.control.asked.load(Ordering::SeqCst);
             if asked > self.request.0 {
                 self.request = (asked, 0);
             }
             match self.step(&pipe) {
                 Ok(Moved::Bytes(moved)) => {
-                    drop(guard);
                     self.moved(moved);
                     turn += moved;
-                    if turn >= TURN_BYTES {
-                        turn = 0;
-                        task::yield_now().await;
-                    }
                 }
                 Ok(Moved::Nothing) => {
-                    if let Some(mut guard) = guard {
-                        guard.clear_ready();
+                    if let Some(mut readiness) = readiness.take() {
+                        readiness.clear_ready();
                     }
                     self.met();
+                    // An error: the runtime ends, and everything with it.
+                    let Ok(now) = wait(&pipe, &self.stream.control).await else { return };
+                    readiness = now;
+                    turn = 0;
                 }
-                Ok(Moved::NoRoom) => {
-                    drop(guard);
-                    self.wait_for_spill().await;
-                }
+                Ok(Moved::NoRoom) => self.wait_for_spill().await,
                 Ok(Moved::End) => break,
                 Err(error) => {
-                    drop(guard);
                     tracing::error!(%error, stream = self.stream.options.name.as_str(), "output cannot be moved");
                     time::sleep(AFTER_ERROR).await;
                 }
+            }
+            if turn >= TURN_BYTES {
+                turn = 0;
+                task::yield_now().await;
             }
         }
         self.stream.progress.send_modify(|progress| progress.closed = true);

@@ -13,7 +13,7 @@ pub(super) fn rest_of_cut_character(bytes: &[u8], cut: usize) -> usize {
             let from = &bytes[cut - before..];
             let length = character_length(from[0])?;
             let whole = length > before && from.get(..length).is_some_and(|c| std::str::from_utf8(c).is_ok());
-            whole.then_some(length - before)
+            whole.then(|| length - before)
         })
         .unwrap_or(0)
 }
