@@ -614,9 +614,7 @@ async fn a_long_command_runs_as_a_short_one_does() {
         let short = world.run([b"# x\n", script].concat()).await;
         let comment = vec![b'x'; 140_000];
         let long = world.run([b"# ", comment.as_slice(), b"\n", script].concat()).await;
-        let told = |result: &RunResult| {
-            (result.exit.clone(), result.stdout.tail.clone(), result.stderr.tail.clone())
-        };
+        let told = |result: &RunResult| (result.exit.clone(), result.stdout.tail.clone(), result.stderr.tail.clone());
         assert_eq!(told(&short), told(&long), "{}", String::from_utf8_lossy(script));
     }
     // A syntax error has the same code and other words.

@@ -312,11 +312,11 @@ async fn a_leftover_is_listed_and_then_ended() {
     let listed = keeper.link.processes(command.handle()).await;
     assert_eq!(listed.len(), 1);
     assert_eq!((listed[0].pid, &listed[0].command_line[..]), (pid, &b"sleep 987"[..]));
-    assert_eq!(command.end(GRACE).await, []);
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new());
     assert!(!alive(pid));
     assert_eq!(command.event().await, ProcessEvent::Empty);
-    assert_eq!(keeper.link.processes(command.handle()).await, []);
-    assert_eq!(command.end(GRACE).await, [], "nothing left, nothing signalled");
+    assert_eq!(keeper.link.processes(command.handle()).await, Vec::<u32>::new());
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new(), "nothing left, nothing signalled");
 }
 
 #[tokio::test]
@@ -344,7 +344,7 @@ os.execvpe(\"sleep\", [\"sleep\", \"100\"], {})
             let pid = numbers(&command.line().await)[0];
             assert!(alive(pid), "{escape}");
             let started = Instant::now();
-            assert_eq!(command.end(grace).await, [], "{escape}");
+            assert_eq!(command.end(grace).await, Vec::<u32>::new(), "{escape}");
             assert!(!alive(pid) && !alive(command.spawned.pid), "{escape}");
             assert!(started.elapsed() < grace + Duration::from_secs(1), "{escape}: {:?}", started.elapsed());
             let status = command.status().await.expect("seen");
@@ -358,7 +358,7 @@ async fn the_grace_ends_as_soon_as_everything_has() {
     let keeper = Keeper::start().await;
     let mut command = keeper.spawn("trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.05; done").await;
     command.line().await;
-    assert_eq!(command.end(GRACE).await, []);
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new());
     assert_eq!(command.status().await, exited(3));
     assert_eq!(command.stdout(), "bye\n");
 }
@@ -370,7 +370,7 @@ async fn a_stopped_process_can_act_on_its_term() {
     command.line().await;
     let stat = format!("/proc/{}/stat", command.spawned.pid);
     eventually("it stops", || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))).await;
-    assert_eq!(command.end(GRACE).await, []);
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new());
     assert_eq!((command.status().await, command.stdout().as_str()), (exited(4), "bye\n"));
 }
 
@@ -387,7 +387,7 @@ async fn every_process_gets_one_term_in_whatever_session() {
     while !(text.contains("up outer") && text.contains("up inner")) {
         text.push_str(&command.line().await);
     }
-    assert_eq!(command.end(GRACE).await, []);
+    assert_eq!(command.end(GRACE).await, Vec::<u32>::new());
     command.status().await;
     let text = command.stdout();
     let mut lines: Vec<_> = text.lines().collect();
@@ -421,7 +421,7 @@ while True:
         for _ in 0..5 {
             let command = keeper.spawn(text).await;
             command.line().await;
-            assert_eq!(command.end(Duration::ZERO).await, [], "{text}");
+            assert_eq!(command.end(Duration::ZERO).await, Vec::<u32>::new(), "{text}");
         }
     }
     assert_eq!(keeper.run("echo ok").await.0, "ok\n");
@@ -436,7 +436,7 @@ async fn a_killed_helper_takes_its_command_along_and_nothing_else() {
     let pid = numbers(&victim.line().await)[0];
     assert_eq!(victim.event().await, ProcessEvent::Exited { status: Some(9), empty: true });
     assert!(!alive(pid) && !alive(victim.spawned.pid));
-    assert_eq!(victim.end(GRACE).await, []);
+    assert_eq!(victim.end(GRACE).await, Vec::<u32>::new());
 
     // A shell that had ended before keeps its status; what it left ends with the helper.
     let mut leftover =
@@ -446,7 +446,7 @@ async fn a_killed_helper_takes_its_command_along_and_nothing_else() {
 
     assert!(alive(bystander.spawned.pid));
     assert_eq!(keeper.run("echo ok").await.0, "ok\n");
-    assert_eq!(bystander.end(GRACE).await, []);
+    assert_eq!(bystander.end(GRACE).await, Vec::<u32>::new());
 }
 
 #[tokio::test]
@@ -565,7 +565,7 @@ async fn spill_files_are_private_and_removable() {
     assert!(!path.exists());
     let nobody = keeper.link.open_spill(ProcessHandle(u64::MAX), StreamName::Stdout, "x".to_owned()).await;
     assert_eq!(nobody.expect_err("unknown command").raw_os_error(), Some(libc::ESRCH));
-    assert_eq!(command.end(Duration::ZERO).await, []);
+    assert_eq!(command.end(Duration::ZERO).await, Vec::<u32>::new());
 }
 
 #[tokio::test]
