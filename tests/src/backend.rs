@@ -130,14 +130,17 @@ impl Setup {
     /// For an engine in this process: what the same configuration makes of a daemon.
     pub(crate) fn local_options(&self, tmp: &Path, state: &Path) -> LocalOptions {
         let own = self.executor_environment(tmp).into_iter().map(|(name, value)| (OsString::from(name), value.into()));
-        let setup = self.clone();
+        let (setup, start_dir) = (self.clone(), tmp.to_owned());
         LocalOptions {
             program: Some(binaries::executor_daemon().to_owned()),
             environment: Some(own.collect()),
             default_workdir: Some(self.default_workdir.as_deref().map_or(tmp, Path::new).to_owned()),
             state_dir: Some(state.to_owned()),
             keep_spills: false,
-            adjust: Some(Box::new(move |settings| setup.adjust(settings))),
+            adjust: Some(Box::new(move |settings| {
+                settings.start_dir = start_dir;
+                setup.adjust(settings);
+            })),
         }
     }
 
