@@ -31,6 +31,8 @@ use crate::{service::auth::TokenDigest, telemetry::LogSettings};
 pub struct Settings {
     /// Directory that commands start in when none is given. Absolute.
     pub default_workdir: PathBuf,
+    /// Directory that a relative workdir is resolved against: the one that the executor was started in. Absolute.
+    pub start_dir: PathBuf,
     /// Timeout of a run that gives none, in milliseconds.
     pub timeout_ms: f64,
     /// Longest timeout, in milliseconds.
@@ -69,10 +71,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The defaults, for a state directory and a default workdir.
+    /// The defaults, for a state directory and a default workdir, which is taken for the start directory too.
     #[must_use]
     pub fn new(state_dir: PathBuf, default_workdir: PathBuf, environment: Vec<(OsString, OsString)>) -> Self {
         Self {
+            start_dir: default_workdir.clone(),
             default_workdir,
             timeout_ms: 120_000.0,
             max_timeout_ms: 600_000.0,

@@ -130,7 +130,9 @@ impl Setup {
     /// For an engine in this process: what the same configuration makes of a daemon.
     pub(crate) fn local_options(&self, tmp: &Path, state: &Path) -> LocalOptions {
         let own = self.executor_environment(tmp).into_iter().map(|(name, value)| (OsString::from(name), value.into()));
-        let (setup, start_dir) = (self.clone(), tmp.to_owned());
+        let setup = self.clone();
+        // The tests' own directory is not the one that the recorded executor was started in.
+        let start_dir = tmp.to_owned();
         LocalOptions {
             program: Some(binaries::executor_daemon().to_owned()),
             environment: Some(own.collect()),

@@ -14,7 +14,7 @@ use executor_proto::error::ExecutorError;
 
 use self::{
     arguments::{Arguments, Subcommand},
-    backend::Backend,
+    backend::{Backend, Files},
     interrupt::Interrupt,
     settings::Settings,
 };
@@ -115,7 +115,7 @@ async fn run(Arguments { global, subcommand }: Arguments) -> Outcome {
         Subcommand::Info => {
             let settings = Settings::resolve(global)?;
             let interrupt = Interrupt::listen()?;
-            let backend = Backend::new(&settings).await?;
+            let backend = Backend::new(&settings, Files::AreNotTold).await?;
             interrupt.or(info::info(&backend)).await
         }
         Subcommand::Call { tool, arguments } => call::call(&Settings::resolve(global)?, &tool, &arguments).await,

@@ -70,14 +70,14 @@ impl Listener {
     }
 }
 
+/// The connections of one socket.
+type Connections = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
+
 /// The connections of all sockets, as they come. `keeper` is the process that every command descends from.
 ///
 /// # Errors
 /// When a socket is neither Unix nor TCP, or cannot be registered with the runtime.
-pub(super) fn incoming(
-    sockets: Vec<OwnedFd>,
-    keeper: u32,
-) -> io::Result<SelectAll<Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>>> {
+pub(super) fn incoming(sockets: Vec<OwnedFd>, keeper: u32) -> io::Result<SelectAll<Connections>> {
     let mut all = SelectAll::new();
     for socket in sockets {
         let listener = Listener::new(socket)?;

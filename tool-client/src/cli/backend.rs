@@ -3,12 +3,16 @@
 use std::{os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use executor_daemon::{config::Settings as EngineSettings, keeper::embedded::EmbeddedOptions};
 use executor_proto::{error::ExecutorError, types::OwnerId};
 
 use super::{Failure, settings::Settings};
 use crate::{
-    executor::{Executor, connect::Endpoint, local::LocalExecutor, remote::RemoteExecutor},
+    executor::{
+        Executor,
+        connect::Endpoint,
+        local::{LocalExecutor, LocalOptions},
+        remote::RemoteExecutor,
+    },
     text::failure::Asked,
 };
 
@@ -22,11 +26,18 @@ pub(super) struct Backend {
 
 #[derive(Debug)]
 enum Place {
-    /// In this process, with the directory that holds its state for as long as this call lasts.
-    Embedded(tempfile::TempDir),
+    /// In this process.
+    Embedded(Arc<LocalExecutor>),
     /// Over a Unix socket: on this host, or in a container that shares a directory with it.
     Unix,
     Tcp,
+}
+
+/// Whether the paths of files with whole outputs are told to the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Files {
+    AreTold,
+    AreNotTold,
 }
 
 impl Backend {
@@ -43,28 +54,34 @@ impl Backend {
         })
     }
 
-    /// The daemon at the endpoint, else an embedded executor.
-    pub(super) async fn new(settings: &Settings) -> Result<Self, Failure> {
+    /// The daemon at the endpoint, else an embedded executor. Embedded, the files that hold whole outputs are gone when the
+    /// call ends, unless their paths are told.
+    pub(super) async fn new(settings: &Settings, files: Files) -> Result<Self, Failure> {
         match Self::remote(settings) {
             Some(remote) => Ok(remote),
-            None => Self::embedded(settings.owner.clone()).await,
+            None => Self::embedded(settings.owner.clone(), files).await,
         }
     }
 
-    async fn embedded(owner: Option<OwnerId>) -> Result<Self, Failure> {
-        let state = tempfile::Builder::new()
-            .prefix("tool-client-")
-            .tempdir()
-            .map_err(|error| Failure::Own(format!("cannot make a directory for the embedded executor: {error}")))?;
-        // A directory that was removed under us is no reason to run nothing.
-        let workdir = std::env::current_dir().unwrap_or_else(|_gone| PathBuf::from("/"));
-        let environment = EngineSettings::command_environment(std::env::vars_os());
-        let engine = EngineSettings::new(state.path().to_owned(), workdir, environment);
-        let keeper = EmbeddedOptions { program: None, spill_dir: state.path().join("spill") };
-        let executor = LocalExecutor::start(engine, keeper)
+    async fn embedded(owner: Option<OwnerId>, files: Files) -> Result<Self, Failure> {
+        let options = LocalOptions {
+            // A directory that was removed under us is no reason to run nothing.
+            default_workdir: Some(std::env::current_dir().unwrap_or_else(|_gone| PathBuf::from("/"))),
+            keep_spills: files == Files::AreTold,
+            ..LocalOptions::default()
+        };
+        let executor = LocalExecutor::start(options)
             .await
-            .map_err(|error| Failure::Own(format!("cannot start the embedded executor: {error}")))?;
-        Ok(Self { executor: Arc::new(executor), owner, place: Place::Embedded(state) })
+            .map_err(|error| Failure::Own(format!("cannot start an executor on this host: {error}")))?;
+        let executor = Arc::new(executor);
+        Ok(Self { executor: executor.clone(), owner, place: Place::Embedded(executor) })
+    }
+
+    /// Lets an embedded executor end what its command has left running.
+    pub(super) async fn close(self) {
+        if let Place::Embedded(executor) = self.place {
+            executor.engine().drain().await;
+        }
     }
 
     pub(super) fn is_embedded(&self) -> bool {
@@ -95,17 +112,6 @@ impl Backend {
             None => self.callers_directory().await?,
         };
         Ok(workdir.map(|workdir| Bytes::copy_from_slice(workdir.as_os_str().as_bytes())))
-    }
-
-    /// Keeps the files that a text has named: the state directory of an embedded executor outlives this call if whole
-    /// outputs were saved in it.
-    pub(super) fn keep_named_files(self) {
-        if let Place::Embedded(state) = self.place {
-            let saved = std::fs::read_dir(state.path().join("spill")).is_ok_and(|mut files| files.next().is_some());
-            if saved {
-                let _ = state.keep();
-            }
-        }
     }
 
     /// What the executor said, about this call.

@@ -11,8 +11,12 @@ use executor_proto::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    EXIT_OWN_FAILURE, EXIT_TIMEOUT, Failure, Outcome, arguments::Bash, backend::Backend, interrupt::Interrupt, json,
-    needs_endpoint, output, settings::Settings,
+    EXIT_OWN_FAILURE, EXIT_TIMEOUT, Failure, Outcome,
+    arguments::Bash,
+    backend::{Backend, Files},
+    interrupt::Interrupt,
+    json, needs_endpoint, output,
+    settings::Settings,
 };
 use crate::{
     executor::OutputSink,
@@ -39,7 +43,7 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
     } else {
         None
     };
-    let backend = Backend::new(settings).await?;
+    let backend = Backend::new(settings, if json { Files::AreTold } else { Files::AreNotTold }).await?;
     if backend.is_embedded() && output::is_terminal(StreamName::Stderr) {
         output::line("no endpoint is set: running on this host, as you").await?;
     }
@@ -50,13 +54,15 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
         timeout_ms: timeout.map(|timeout| timeout.as_secs_f64() * 1_000.0),
         ..CommandSpec::default()
     };
-    if background {
+    let outcome = if background {
         interrupt.or(start(&backend, spec, json)).await
     } else if json {
-        run_to_json(backend, spec, &interrupt).await
+        run_to_json(&backend, spec, &interrupt).await
     } else {
         run_through(&backend, spec, &interrupt).await
-    }
+    };
+    backend.close().await;
+    outcome
 }
 
 /// Reads our stdin to its end.
@@ -87,31 +93,19 @@ async fn start(backend: &Backend, spec: CommandSpec, json: bool) -> Outcome {
     Ok(0)
 }
 
-async fn run_to_json(backend: Backend, spec: CommandSpec, interrupt: &Interrupt) -> Outcome {
-    let result = run(&backend, spec, interrupt.token(), None).await?;
-    let code = exit_code(&result, interrupt);
+async fn run_to_json(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt) -> Outcome {
+    let result = run(backend, spec, interrupt.token(), None).await?;
     output::stdout(format!("{}\n", json::run(&result))).await?;
-    backend.keep_named_files();
-    Ok(code)
+    Ok(exit_code(&result, interrupt))
 }
 
 async fn run_through(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt) -> Outcome {
     // A reader that went away ends the command as Ctrl-C does.
     let abort = interrupt.token().child_token();
-    let mut through = Through { abort: abort.clone(), received: [0; 2], failure: None };
+    let mut through = Through::new(abort.clone());
     let result = run(backend, spec, &abort, Some(&mut through)).await?;
-    if let Some(failure) = through.failure {
-        return Err(failure);
-    }
-    for (stream, received, total) in [
-        (StreamName::Stdout, through.received[0], result.stdout.total),
-        (StreamName::Stderr, through.received[1], result.stderr.total),
-    ] {
-        if received < total {
-            output::line(&gap(stream, received, total)).await?;
-        }
-    }
-    for remark in remarks(&result) {
+    through.finish(&result).await?;
+    for remark in remarks(&result, backend.is_embedded()) {
         output::line(&remark).await?;
     }
     Ok(exit_code(&result, interrupt))
@@ -133,38 +127,83 @@ async fn run(
 #[derive(Debug)]
 struct Through {
     abort: CancellationToken,
-    /// Offset after the last byte of stdout and stderr.
-    received: [u64; 2],
+    /// Stdout and stderr.
+    passed: [Passed; 2],
     failure: Option<Failure>,
+}
+
+/// How far a stream has been passed on, and what was lost on the way.
+#[derive(Debug, Default, Clone, Copy)]
+struct Passed {
+    /// Offset after the last byte.
+    end: u64,
+    gaps: u64,
+    lost: u64,
+}
+
+impl Through {
+    fn new(abort: CancellationToken) -> Self {
+        Self { abort, passed: [Passed::default(); 2], failure: None }
+    }
+
+    /// The next bytes begin here. The first gap is told where it is, so that a reader of both streams sees it there; a
+    /// command that is much faster than its reader has too many to tell them all.
+    async fn begin(&mut self, stream: StreamName, offset: u64) -> Result<(), Failure> {
+        let Passed { end, gaps, lost } = &mut self.passed[index(stream)];
+        if offset <= *end {
+            return Ok(());
+        }
+        *gaps += 1;
+        *lost += offset - *end;
+        let first = *gaps == 1;
+        let from = std::mem::replace(end, offset);
+        if first {
+            let bytes = offset - from;
+            output::line(&format!("{bytes} bytes of {} are lost, from byte {from}", stream.as_str())).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, StreamChunk { stream, offset, data }: StreamChunk) -> Result<(), Failure> {
+        self.begin(stream, offset).await?;
+        self.passed[index(stream)].end = offset + data.len() as u64;
+        output::raw(stream, data).await
+    }
+
+    /// The streams end here.
+    async fn finish(mut self, result: &RunResult) -> Result<(), Failure> {
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        for (stream, total) in [(StreamName::Stdout, result.stdout.total), (StreamName::Stderr, result.stderr.total)] {
+            self.begin(stream, total).await?;
+            let Passed { end: _, gaps, lost } = self.passed[index(stream)];
+            if gaps > 1 {
+                output::line(&format!("{lost} bytes of {} are lost in {gaps} places", stream.as_str())).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn index(stream: StreamName) -> usize {
+    usize::from(stream == StreamName::Stderr)
 }
 
 #[async_trait]
 impl OutputSink for Through {
-    async fn output(&mut self, StreamChunk { stream, offset, data }: StreamChunk) {
-        if self.failure.is_some() {
-            return;
-        }
-        let received = &mut self.received[usize::from(stream == StreamName::Stderr)];
-        let before = std::mem::replace(received, offset + data.len() as u64);
-        let written = async {
-            if offset > before {
-                output::line(&gap(stream, before, offset)).await?;
-            }
-            output::raw(stream, data).await
-        };
-        if let Err(failure) = written.await {
+    async fn output(&mut self, chunk: StreamChunk) {
+        if self.failure.is_none()
+            && let Err(failure) = self.write(chunk).await
+        {
             self.failure = Some(failure);
             self.abort.cancel();
         }
     }
 }
 
-fn gap(stream: StreamName, from: u64, to: u64) -> String {
-    format!("{} bytes of {} are lost, from byte {from} to byte {to}", to - from, stream.as_str())
-}
-
 /// What the exit code does not say.
-fn remarks(result: &RunResult) -> Vec<String> {
+fn remarks(result: &RunResult, embedded: bool) -> Vec<String> {
     let pids = |pids: &[u32]| pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let mut remarks = Vec::new();
     if let Some(after) = result.timed_out_after_ms {
@@ -186,7 +225,9 @@ fn remarks(result: &RunResult) -> Vec<String> {
         remarks.push(format!("could not be ended: {}", pids(&result.survivors)));
     }
     if !result.leftovers.is_empty() {
-        remarks.push(format!("left running: {}", pids(&result.leftovers)));
+        // An embedded executor ends with this call, and what it started ends with it.
+        let fate = if embedded { "left running, ended with this call" } else { "left running" };
+        remarks.push(format!("{fate}: {}", pids(&result.leftovers)));
     }
     remarks
 }

@@ -2,7 +2,13 @@
 
 use serde_json::Value;
 
-use super::{Failure, Outcome, backend::Backend, interrupt::Interrupt, needs_endpoint, output, settings::Settings};
+use super::{
+    Failure, Outcome,
+    backend::{Backend, Files},
+    interrupt::Interrupt,
+    needs_endpoint, output,
+    settings::Settings,
+};
 use crate::{
     session::Session,
     tools::{self, Abort, Tools},
@@ -23,7 +29,7 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
         return Err(needs_endpoint(what));
     }
     let interrupt = Interrupt::listen()?;
-    let backend = Backend::new(settings).await?;
+    let backend = Backend::new(settings, Files::AreTold).await?;
     let session = match &backend.owner {
         Some(id) => Some(Session { id: id.clone(), cwd: backend.callers_directory().await? }),
         None => None,
@@ -31,7 +37,7 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
     let abort = Abort { token: interrupt.token().clone(), reason: None };
     let result = Tools::new(backend.executor.clone()).call(session.as_ref(), tool, arguments, &abort).await;
     output::stdout(result.text).await?;
-    backend.keep_named_files();
+    backend.close().await;
     Ok(interrupt.code().unwrap_or(u8::from(result.is_error)))
 }
 

@@ -74,12 +74,13 @@ async fn lost_bytes_are_named() {
         accepted(),
         output(OUT, 0, b"ab"),
         output(OUT, 10, b"cd"),
-        finished(v1::RunFinished { stdout: total(12), stderr: total(5), ..exit(v1::exit::Exit::Code(0)) }),
+        finished(v1::RunFinished { stdout: total(15), stderr: total(5), ..exit(v1::exit::Exit::Code(0)) }),
     ]);
     let ended = Cli::new().run_at(&daemon, &["bash", "x"]);
     assert_eq!(ended.stdout, "abcd");
-    let expected = "tool-client: 8 bytes of stdout are lost, from byte 2 to byte 10\n\
-                    tool-client: 5 bytes of stderr are lost, from byte 0 to byte 5\n";
+    let expected = "tool-client: 8 bytes of stdout are lost, from byte 2\n\
+                    tool-client: 11 bytes of stdout are lost in 2 places\n\
+                    tool-client: 5 bytes of stderr are lost, from byte 0\n";
     assert_eq!(ended.stderr, expected);
 }
 
