@@ -2,9 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
+
+use nix::{fcntl::OFlag, sys::stat::Mode, unistd::mkfifo};
 
 /// A living process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,4 +99,41 @@ pub fn marked(marks: &[&str], directory: &Path, except: &Path) -> Vec<Found> {
                 || fs::read_link(file("cwd")).is_ok_and(|cwd| cwd.starts_with(directory))
         })
         .collect()
+}
+
+/// Knows without looking for processes whether one is left: a FIFO that a command opens for writing (`exec 9>witness`) and
+/// that everything which comes from it inherits. A list of processes misses those that are replaced while it is made; this
+/// misses only who closes the descriptor.
+#[derive(Debug)]
+pub struct Witness(File);
+
+impl Witness {
+    /// The file's name in its directory.
+    pub const NAME: &str = "witness";
+
+    /// Makes one in a directory, in place of an earlier one.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(Self::NAME);
+        if path.exists() {
+            fs::remove_file(&path)?;
+        }
+        mkfifo(&path, Mode::from_bits_truncate(0o666))?;
+        OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path).map(Self)
+    }
+
+    /// Whether some process holds it, now.
+    ///
+    /// # Panics
+    /// When somebody has written to it.
+    #[must_use]
+    pub fn is_held(&mut self) -> bool {
+        match self.0.read(&mut [0]) {
+            Ok(0) => false,
+            Ok(_) => panic!("nobody writes to it"),
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
 }

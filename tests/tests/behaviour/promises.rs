@@ -3,15 +3,16 @@
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use executor_proto::types::{OwnerId, TaskId, TaskStatus};
-use executor_tests::{Setup, Stopwatch, World, every_backend, wait_for, wait_until};
+use executor_tests::{Setup, Stopwatch, World, every_backend, processes::Witness, wait_for, wait_until};
 use futures_util::{StreamExt, future::join_all, stream};
 use serde_json::json;
 use tool_client::tools::Abort;
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// Programs that do all they can to be left over. `TAG` is in their arguments, and nothing else says whose they are.
-fn opponents(world: &World) -> Vec<(&'static str, String)> {
+/// Programs that do all they can to be left over, and how many processes they are at least. The tag is in their arguments,
+/// and nothing else says whose they are.
+fn opponents(world: &World) -> Vec<(&'static str, usize, String)> {
     let tag = world.tag();
     let sleep = world.sleep(300);
     let daemonize = "fork and exit; POSIX::setsid(); fork and exit; $SIG{$_} = \"IGNORE\" for qw(TERM HUP INT); chdir \"/\"; \
@@ -19,58 +20,66 @@ fn opponents(world: &World) -> Vec<(&'static str, String)> {
     // Each hop is a new process in a new session whose parent is gone.
     let hop = "while (1) { my $pid = fork; exit if $pid; POSIX::setsid(); select undef, undef, undef, 0.002 }";
     vec![
-        ("sessions of their own", format!("for i in {{1..20}}; do (setsid env -i {sleep} &); done; {sleep}")),
-        ("a daemon that ignores signals", format!("env -i perl -MPOSIX -e '{daemonize}' {tag}; {sleep}")),
-        ("hoppers", format!("for i in 1 2 3; do env -i perl -MPOSIX -e '{hop}' {tag} & done; {sleep}")),
-        ("a shell that ignores signals", format!("trap '' TERM HUP INT; (trap '' TERM; {sleep}) & {sleep}; {sleep}")),
-        ("a stopped child", format!("{sleep} & kill -STOP $!; {sleep}")),
+        ("sessions of their own", 21, format!("for i in {{1..20}}; do (setsid env -i {sleep} &); done; {sleep}")),
+        ("a daemon that ignores signals", 2, format!("env -i perl -MPOSIX -e '{daemonize}' {tag}; {sleep}")),
+        ("hoppers", 2, format!("for i in 1 2 3; do env -i perl -MPOSIX -e '{hop}' {tag} & done; {sleep}")),
+        (
+            "a shell that ignores signals",
+            3,
+            format!("trap '' TERM HUP INT; (trap '' TERM; {sleep}) & {sleep}; {sleep}"),
+        ),
+        ("a stopped child", 2, format!("{sleep} & kill -STOP $!; {sleep}")),
     ]
 }
 
 every_backend!(a_kill_reply_is_evidence);
 async fn a_kill_reply_is_evidence(world: &World) {
-    for (what, command) in opponents(world) {
-        let id = world.background(&format!("echo > started; {command}")).await;
-        started(world, what).await;
+    for (what, processes, command) in opponents(world) {
+        let mut witness = Witness::new(world.tmp()).expect("it can be made");
+        let id = world.background(&format!("exec 9>witness; {command}")).await;
+        started(world, what, processes, &mut witness).await;
         assert_eq!(world.kill(&id).await, format!("killed background task {id}"), "{what}");
+        assert!(!witness.is_held(), "something is left of {what}: {:#?}", world.survivors());
         world.assert_no_survivors(format_args!("after the kill of {what}"));
     }
 }
 
 every_backend!(a_timeout_leaves_nothing_either);
 async fn a_timeout_leaves_nothing_either(world: &World) {
-    for (what, command) in opponents(world) {
+    for (what, _, command) in opponents(world) {
+        let mut witness = Witness::new(world.tmp()).expect("it can be made");
         let watch = Stopwatch::start();
-        let text = world.bash_with(&command, json!({"timeoutMs": 700})).await;
+        let text = world.bash_with(&format!("exec 9>witness; {command}"), json!({"timeoutMs": 700})).await;
         watch.assert_within(what, Duration::from_millis(700 + 300 + 2_000));
         assert!(text.contains("[timed out after 700ms]"), "{what}: {text}");
         assert!(!text.contains("still running"), "{what}: {text}");
+        assert!(!witness.is_held(), "something is left of {what}: {:#?}", world.survivors());
         world.assert_no_survivors(format_args!("after the timeout of {what}"));
     }
 }
 
 every_backend!(an_abort_leaves_nothing_either);
 async fn an_abort_leaves_nothing_either(world: &World) {
-    for (what, command) in opponents(world) {
+    for (what, processes, command) in opponents(world) {
+        let mut witness = Witness::new(world.tmp()).expect("it can be made");
         let abort = Abort::default();
-        let arguments = json!({"command": format!("echo > started; {command}"), "description": "d"}).to_string();
+        let arguments = json!({"command": format!("exec 9>witness; {command}"), "description": "d"}).to_string();
         let session = world.session("s1");
         let raise = async {
-            started(world, what).await;
+            started(world, what, processes, &mut witness).await;
             abort.token.cancel();
         };
         let (result, ()) =
             futures_util::future::join(world.call(Some(&session), "bash", &arguments, &abort), raise).await;
         assert_eq!((result.text.as_str(), result.is_error), ("Error: command aborted", true), "{what}");
+        assert!(!witness.is_held(), "something is left of {what}: {:#?}", world.survivors());
         world.assert_no_survivors(format_args!("after the abort of {what}"));
     }
 }
 
-/// Waits until an opponent has really begun: its own processes are there, beside the shell.
-async fn started(world: &World, what: &str) {
-    let file = world.tmp().join("started");
-    wait_for(format_args!("{what} starts"), SOON, || file.exists() && world.survivors().len() >= 3).await;
-    fs::remove_file(file).expect("it is there");
+/// Waits until an opponent has really begun: all its processes are there.
+async fn started(world: &World, what: &str, processes: usize, witness: &mut Witness) {
+    wait_for(format_args!("{what} starts"), SOON, || witness.is_held() && world.survivors().len() >= processes).await;
 }
 
 every_backend!(every_call_ends_in_time with Setup { grace_ms: 500, ..Setup::default() });

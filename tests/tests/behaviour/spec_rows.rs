@@ -140,8 +140,8 @@ async fn a_kill_ends_what_a_finished_task_left(world: &World) {
 
 every_backend!(a_concurrent_kill_waits_for_the_same_end with Setup { grace_ms: 1_000, ..Setup::default() });
 async fn a_concurrent_kill_waits_for_the_same_end(world: &World) {
-    let command = format!("trap 'echo > asked' TERM; echo > ready; while :; do {}; done", world.sleep("0"));
-    let id = world.background(&command).await;
+    let program = "$SIG{TERM} = sub { open F, '>', 'asked' }; open F, '>', 'ready'; close F; sleep 1 while 1";
+    let id = world.background(&format!("exec perl -e \"{}\" {}", program.replace('$', "\\$"), world.tag())).await;
     wait_for("it is ready", SOON, || world.tmp().join("ready").exists()).await;
     let reply = async || {
         let text = world.kill(&id).await;
