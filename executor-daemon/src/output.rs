@@ -9,6 +9,7 @@
 //! One task per stream ([`pump`]) moves the bytes, one more writes the spill while there is one. What this module does not do:
 //! it neither makes nor removes files, and it knows nothing of the command's life but the end of its pipe.
 
+mod growth;
 mod pump;
 mod reader;
 mod ring;
@@ -147,6 +148,12 @@ impl Stream {
     /// Where the stream stands, as it goes on.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
+    }
+
+    /// Resolves when the stream is closed. Unlike a wait on [`Stream::subscribe`] it costs a flooding command nothing.
+    /// Cancel-safe.
+    pub(crate) async fn until_closed(&self) {
+        self.control.ended().await;
     }
 
     /// Returns when the stream is closed, after `quiet` without a byte, or at `until`; what was in the pipe when it was called

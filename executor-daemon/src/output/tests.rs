@@ -5,6 +5,7 @@ use std::{
     io::{PipeWriter, Write},
     os::unix::ffi::OsStrExt,
     path::Path,
+    process::{Child, Command, Stdio},
     sync::Weak,
     thread,
 };
@@ -90,10 +91,6 @@ fn start(opener: Opener, tail_bytes: u64, max_spill_bytes: u64) -> (Arc<Stream>,
     let opener = Arc::new(opener);
     let stream = Stream::start(read.into(), file, options, Arc::<Opener>::clone(&opener)).unwrap();
     (stream, write, opener)
-}
-
-async fn closed(stream: &Stream) {
-    stream.subscribe().wait_for(|progress| progress.closed).await.unwrap();
 }
 
 /// Everything that is in the pipe, taken.
@@ -186,7 +183,7 @@ async fn a_writer_that_outlives_the_call_goes_on_into_the_same_stream() {
     assert_eq!((&delta.data[..], cursor), (&b"first"[..], 5));
     pipe.write_all(b" second").unwrap();
     drop(pipe);
-    closed(&stream).await;
+    stream.until_closed().await;
     let (delta, cursor) = stream.delta(cursor).await;
     assert_eq!((&delta.data[..], delta.start, delta.dropped, cursor), (&b" second"[..], 5, 0, 12));
     assert_eq!(stream.delta(cursor).await, (StreamDelta { start: 12, ..StreamDelta::default() }, 12));
@@ -211,7 +208,7 @@ async fn settling_ends_while_a_leftover_writes_without_pause() {
     assert_eq!(stream.result().await.tail.len() as u64, TAIL);
     stop.store(true, Ordering::SeqCst);
     writer.join().unwrap();
-    closed(&stream).await;
+    stream.until_closed().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +224,7 @@ async fn a_character_waits_for_its_rest_and_an_invalid_byte_does_not() {
     assert_eq!((&delta.data[..], cursor), (&b"\xe2\x89\xa4\xff"[..], 5));
     pipe.write_all(b"\xf0\x9f").unwrap();
     drop(pipe);
-    closed(&stream).await;
+    stream.until_closed().await;
     assert_eq!(&stream.delta(cursor).await.0.data[..], b"\xf0\x9f");
 }
 
@@ -240,7 +237,7 @@ fn resident_bytes() -> u64 {
 #[test]
 fn a_flood_takes_no_memory() {
     #[expect(clippy::disallowed_methods, reason = "the test itself, once more")]
-    let test = std::process::Command::new(std::env::current_exe().unwrap())
+    let test = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "output::tests::a_gibibyte_leaves_the_exact_tail_a_capped_spill_and_no_memory"])
         .output()
         .unwrap();
@@ -255,7 +252,7 @@ async fn a_gibibyte_leaves_the_exact_tail_a_capped_spill_and_no_memory() {
     let before = resident_bytes();
     let total = 1024 * MIB;
     let writer = flood(pipe, total);
-    closed(&stream).await;
+    stream.until_closed().await;
     writer.join().unwrap();
     assert!(resident_bytes() < before + 16 * MIB, "{before} bytes before, {} after", resident_bytes());
 
@@ -293,7 +290,7 @@ async fn a_stream_that_ends_at_the_cap_of_its_spill_is_whole() {
     assert_eq!(stream.result().await.spill.unwrap().cut_at, None);
     write_pattern(&pipe, 2 * MIB, 2 * MIB + 1);
     drop(pipe);
-    closed(&stream).await;
+    stream.until_closed().await;
     assert_eq!(stream.result().await.spill.unwrap().cut_at, Some(2 * MIB));
 }
 
@@ -303,7 +300,7 @@ async fn a_spill_that_fails_costs_the_spill_and_nothing_else() {
     for opener in [Opener::Refused, full] {
         let (stream, pipe, _files) = start(opener, TAIL, 64 * MIB);
         let writer = flood(pipe, 8 * MIB);
-        closed(&stream).await;
+        stream.until_closed().await;
         writer.join().unwrap();
         let result = stream.result().await;
         assert_eq!((result.total, result.tail.len() as u64, result.spill), (8 * MIB, TAIL, None));
@@ -323,7 +320,7 @@ async fn a_spill_that_stands_still_does_not_hold_the_end_of_a_call() {
     assert!(before.elapsed() < 2 * DRAIN, "{:?}", before.elapsed());
     assert!(result.total > MIB && result.spill.is_none());
     assert!(is_pattern(&pattern(), result.dropped, &result.tail));
-    closed(&stream).await;
+    stream.until_closed().await;
     writer.join().unwrap();
     assert_eq!(stream.total(), 8 * MIB);
 }
@@ -346,7 +343,7 @@ async fn a_spill_that_somebody_touched_is_not_claimed() {
             let (stream, pipe, _files) = start(spill_in_dir(), TAIL, MIB);
             write_pattern(&pipe, 0, TAIL * 2);
             drop(pipe);
-            closed(&stream).await;
+            stream.until_closed().await;
             let spill = stream.result().await.spill.unwrap();
             if compacted {
                 stream.compact();
@@ -363,7 +360,7 @@ async fn a_slow_reader_is_served_from_the_spill() {
     let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 64 * MIB);
     let reader = stream.reader(0, ReadUntil::Closed);
     let writer = flood(pipe, 8 * MIB);
-    closed(&stream).await;
+    stream.until_closed().await;
     writer.join().unwrap();
     let (chunks, total, end) = read_all(reader).await;
     assert_eq!((gaps(&chunks, 0, total), total, end), (vec![], 8 * MIB, true));
@@ -374,7 +371,7 @@ async fn what_nothing_keeps_any_more_is_one_gap() {
     let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 2 * MIB);
     let reader = stream.reader(5, ReadUntil::Closed);
     let writer = flood(pipe, 8 * MIB);
-    closed(&stream).await;
+    stream.until_closed().await;
     writer.join().unwrap();
     let (chunks, total, end) = read_all(reader).await;
     assert_eq!((gaps(&chunks, 5, total), total, end), (vec![2 * MIB..7 * MIB], 8 * MIB, true));
@@ -473,7 +470,7 @@ async fn a_compacted_stream_keeps_its_tail_and_nothing_else() {
     let writer = flood(pipe, 3 * MIB);
     // Asked for before the end, it happens at the end.
     stream.compact();
-    closed(&stream).await;
+    stream.until_closed().await;
     writer.join().unwrap();
     let before = stream.result().await;
     let deadline = Instant::now() + DRAIN;
@@ -520,7 +517,7 @@ proptest! {
                 }
             }
             drop(pipe);
-            closed(&stream).await;
+            stream.until_closed().await;
             let (delta, next) = stream.delta(cursor).await;
             let total = whole.len() as u64;
             assert_eq!(next, total);
@@ -543,4 +540,33 @@ proptest! {
             }
         });
     }
+}
+
+/// The number that docs/adr/0003-moving-bytes.md gives: `cargo test --release -p executor-daemon --lib -- --ignored --nocapture speed`.
+#[ignore = "a measurement, of some seconds"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn speed_over_cat() {
+    #[expect(clippy::disallowed_methods, reason = "programs to be compared with")]
+    fn timed(program: &str, arguments: &[&str], stdout: Stdio) -> (Child, Instant) {
+        let before = Instant::now();
+        (Command::new(program).args(arguments).stdin(Stdio::null()).stdout(stdout).spawn().unwrap(), before)
+    }
+    let mut ratios = Vec::new();
+    for _ in 0..11 {
+        let (mut cat, before) =
+            timed("bash", &["-c", "dd if=/dev/zero bs=64k count=16384 status=none | cat >/dev/null"], Stdio::null());
+        assert!(cat.wait().unwrap().success());
+        let cat = before.elapsed();
+
+        let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 0);
+        let (mut head, before) = timed("bash", &["-c", "dd if=/dev/zero bs=64k count=16384 status=none"], pipe.into());
+        stream.until_closed().await;
+        let ours = before.elapsed();
+        assert!(head.wait().unwrap().success());
+        assert_eq!(stream.total(), 1024 * MIB);
+        ratios.push(ours.as_secs_f64() / cat.as_secs_f64());
+        println!("cat {cat:?}, stream {ours:?}");
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("median of the time over cat's: {:.2}", ratios[ratios.len() / 2]);
 }
