@@ -3,15 +3,36 @@
 //! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
 //! the keeper and the keeper to the server as bytes.
 
+mod flags;
+mod identity;
+mod keys;
+mod listen;
+mod load;
+mod problem;
+mod state_dir;
+mod tokens;
+mod values;
+
 use std::{ffi::OsString, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+pub use self::{
+    flags::{Asked, ServeFlags, command, one_line, parse},
+    listen::ListenAddress,
+    load::{Daemon, Surroundings, load},
+    problem::Problem,
+    state_dir::{StateDir, StateDirError},
+};
+use crate::telemetry::LogSettings;
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Directory that commands start in when none is given. Absolute.
     pub default_workdir: PathBuf,
+    /// Directory that a relative workdir is resolved against: the one that the executor was started in. Absolute.
+    pub start_dir: PathBuf,
     /// Timeout of a run that gives none, in milliseconds.
     pub timeout_ms: f64,
     /// Longest timeout, in milliseconds.
@@ -50,10 +71,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The defaults, for a state directory and a default workdir.
+    /// The defaults, for a state directory and a default workdir, which is taken for the start directory too.
     #[must_use]
     pub fn new(state_dir: PathBuf, default_workdir: PathBuf, environment: Vec<(OsString, OsString)>) -> Self {
         Self {
+            start_dir: default_workdir.clone(),
             default_workdir,
             timeout_ms: 120_000.0,
             max_timeout_ms: 600_000.0,
@@ -95,6 +117,37 @@ impl Settings {
             .collect();
         kept.extend(PLAIN_OUTPUT.map(|(name, value)| (name.into(), value.into())));
         kept
+    }
+}
+
+/// Everything that the server process is told. It never sees a token, only digests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServerSettings {
+    /// What the engine lives by.
+    pub engine: Settings,
+    /// Who may call over TCP: the SHA-256 of each token.
+    pub tokens: Vec<[u8; 32]>,
+    /// Whose Unix peers are served, beside root's: the user that started the daemon.
+    pub daemon_uid: u32,
+    /// How to log.
+    pub log: LogSettings,
+}
+
+impl ServerSettings {
+    /// The bytes that the keeper hands to the server.
+    ///
+    /// # Errors
+    /// When a path is not UTF-8.
+    pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
+        postcard::to_stdvec(self)
+    }
+
+    /// What [`ServerSettings::encode`] made.
+    ///
+    /// # Errors
+    /// When the bytes are of another version of this program.
+    pub fn decode(bytes: &[u8]) -> Result<Self, postcard::Error> {
+        postcard::from_bytes(bytes)
     }
 }
 

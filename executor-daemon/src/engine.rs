@@ -1,27 +1,89 @@
 //! The domain: runs and tasks, who owns them, what is kept of them. Knows nothing of gRPC and nothing of `fork`.
+//!
+//! Read in this order: `start` (one command from request to driver), `command` (what bash is given), `entry` (one run or
+//! task), `task` (the pure rules of its state), `driver` (takes it to its end), `registry` (ids, keys, owners, what is
+//! forgotten), `completions`.
+//!
+//! Locks are the registry's, the completions' and each entry's state; the first may be held while the last is taken, never
+//! the other way round, and none across an await.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use executor_proto::{
     error::ExecutorError,
     types::{
-        CommandSpec, ExecutorInfo, KillOutcome, ReadId, ReadStreamEvent, RunAccepted, RunResult, StartKey, StreamName,
-        TaskId, TaskInfo, TaskOutput, WatchEvent,
+        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadId, ReadStreamEvent, RunAccepted, RunResult, StartKey,
+        StreamName, TaskId, TaskInfo, TaskOutput, WatchEvent,
     },
 };
+use tokio::sync::oneshot;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::{config::Settings, ids::Caller, keeper::link::KeeperLink};
+use crate::{
+    config::Settings,
+    ids::{Caller, TenantId},
+    keeper::link::KeeperLink,
+    limits::{HostLimits, Limits},
+    output::{self, ReadUntil},
+};
 
-/// The executor of one host. Cheap to clone.
+mod command;
+mod completions;
+mod driver;
+mod entry;
+mod info;
+mod registry;
+mod start;
+mod state_dir;
+mod task;
+
+use completions::Completions;
+use entry::Entry;
+use registry::{KeyLookup, Kind, Registry};
+use start::Start;
+use state_dir::{Counter, StateDir};
+use task::Cause;
+
+/// What a drain may take beyond the grace: the keeper's second, the drain of the output, the spill's end.
+const DRAIN_MARGIN: Duration = Duration::from_secs(5);
+
+/// Longest time between two looks for what is to be forgotten.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The executor of one host. Cheap to clone. When the last clone is dropped, so is the keeper, and with it all that runs.
 #[derive(Debug, Clone)]
-pub struct Engine {}
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+/// What all clones share.
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    info: ExecutorInfo,
+    ring_bytes: u64,
+    keeper: KeeperLink,
+    limits: Limits,
+    registry: Mutex<Registry<Entry>>,
+    completions: Completions,
+    state_dir: StateDir,
+    counters: Mutex<HashMap<(TenantId, Kind), Arc<Counter>>>,
+    /// Starts under way and drivers.
+    drivers: TaskTracker,
+    sweeper: Mutex<Option<AbortOnDropHandle<()>>>,
+}
 
 /// The engine could not be started: the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("state directory {path}: {source}")]
 pub struct StartError {
     path: String,
-    source: std::io::Error,
+    source: io::Error,
 }
 
 impl Engine {
@@ -30,23 +92,46 @@ impl Engine {
     /// # Errors
     /// When the state directory cannot be made or read.
     pub async fn start(settings: Settings, keeper: KeeperLink) -> Result<Self, StartError> {
-        let _ = (settings, keeper);
-        unimplemented!()
+        let path = settings.state_dir.display().to_string();
+        let opened = Inner::open(settings, keeper).map_err(|source| StartError { path, source })?;
+        let inner = Arc::new(opened);
+        let weak = Arc::downgrade(&inner);
+        let interval = Duration::from_secs(inner.settings.finished_kept_seconds.max(1)).min(SWEEP_INTERVAL);
+        let sweeper = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(interval).await;
+                let Some(inner) = weak.upgrade() else { return };
+                inner.sweep(now_ms());
+            }
+        });
+        *inner.sweeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(AbortOnDropHandle::new(sweeper));
+        Ok(Self { inner })
     }
 
     /// What this executor is. `version` is this crate's; `stated_limits` and `features` say what holds in this mode.
     #[must_use]
     pub fn info(&self) -> ExecutorInfo {
-        unimplemented!()
+        self.inner.info.clone()
     }
 
     /// Starts a foreground run. Dropping the returned [`Run`] before it has finished ends it (its caller is gone).
     ///
     /// # Errors
-    /// What [`CommandSpec::check`] finds, a spawn failure, a budget, a key that is in use, or draining.
+    /// What [`CommandSpec::check`] finds, a spawn failure, a budget, a key that is in use (also for the same command:
+    /// attaching to a start is not offered yet), or draining.
     pub async fn run(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<Run, ExecutorError> {
-        let _ = (caller, key, spec);
-        unimplemented!()
+        let start = Start::admit(&self.inner, Kind::Run, caller, &key, spec)?;
+        self.launch(start, |engine, entry, prepared| Run {
+            accepted: RunAccepted {
+                run_id: entry.facts.id.clone(),
+                timeout_ms: prepared.timeout_ms,
+                workdir: prepared.workdir,
+                sandbox_mode: prepared.sandbox_mode,
+            },
+            entry,
+            _engine: engine,
+        })
+        .await
     }
 
     /// The caller's abort: ends the run of this key and returns when nothing of it is alive, or with the survivors. A key that
@@ -55,8 +140,27 @@ impl Engine {
     /// # Errors
     /// A malformed key.
     pub async fn cancel_run(&self, caller: &Caller, key: &StartKey) -> Result<KillOutcome, ExecutorError> {
-        let _ = (caller, key);
-        unimplemented!()
+        start::check_name("key", &key.0)?;
+        let mut aborted_start = false;
+        loop {
+            let lookup = self.inner.registry().abort_start(caller, key);
+            match lookup {
+                KeyLookup::Starting(mut done) => {
+                    aborted_start = true;
+                    // Never sends, only closes.
+                    while done.changed().await.is_ok() {}
+                }
+                KeyLookup::Known(entry) if entry.facts.kind == Kind::Run => {
+                    let mut outcome = entry.end(Cause::Abort).await;
+                    // The abort that it was started with was this one.
+                    outcome.already_finished &= !aborted_start;
+                    return Ok(outcome);
+                }
+                KeyLookup::Known(_) | KeyLookup::Unknown => {
+                    return Ok(KillOutcome { already_finished: true, survivors: Vec::new() });
+                }
+            }
+        }
     }
 
     /// Starts a background task.
@@ -64,15 +168,34 @@ impl Engine {
     /// # Errors
     /// As [`Engine::run`]. No id is used then.
     pub async fn start_task(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<TaskId, ExecutorError> {
-        let _ = (caller, key, spec);
-        unimplemented!()
+        let start = Start::admit(&self.inner, Kind::Task, caller, &key, spec)?;
+        self.launch(start, |_, entry, _| entry.facts.id.clone()).await
+    }
+
+    /// Launches in a task of its own, so that a caller who stops waiting leaves no command that nobody drives. What `make`
+    /// makes is dropped there then.
+    async fn launch<T: Send + 'static>(
+        &self,
+        start: Start,
+        make: impl FnOnce(Self, Arc<Entry>, command::Prepared) -> T + Send + 'static,
+    ) -> Result<T, ExecutorError> {
+        let (reply, answer) = oneshot::channel();
+        let engine = self.clone();
+        self.inner.drivers.spawn(async move {
+            let launched = start.launch(&engine.inner).await;
+            // Nobody waits for it any more: dropping what was made is all there is to do.
+            let _ = reply.send(launched.map(|(entry, prepared)| make(engine, entry, prepared)));
+        });
+        answer
+            .await
+            .map_err(|_closed| ExecutorError::Internal { problem: "a start ended without an answer".to_owned() })?
     }
 
     /// What a task wrote since the previous read, and its status; moves the read position. With `wait`, waits that long for
-    /// the task to end first. Cancel-safe while it waits.
+    /// the task to end first. Cancel-safe while it waits. Every read is answered anew, whatever its `read_id`.
     ///
     /// # Errors
-    /// Unknown or foreign task.
+    /// Unknown or foreign task, a malformed read id.
     pub async fn read_output(
         &self,
         caller: &Caller,
@@ -80,8 +203,16 @@ impl Engine {
         read_id: &ReadId,
         wait: Option<Duration>,
     ) -> Result<TaskOutput, ExecutorError> {
-        let _ = (caller, id, read_id, wait);
-        unimplemented!()
+        start::check_name("read_id", &read_id.0)?;
+        let entry = self.inner.registry().access(caller, id)?;
+        if entry.facts.kind != Kind::Task {
+            return Err(ExecutorError::UnknownTask(id.clone()));
+        }
+        if let Some(wait) = wait {
+            // Its end or the end of the wait: the read says which.
+            let _ = tokio::time::timeout(wait, entry.ended()).await;
+        }
+        Ok(entry.read().await)
     }
 
     /// Ends a task, or the leftovers of a finished task or run.
@@ -89,8 +220,8 @@ impl Engine {
     /// # Errors
     /// Unknown or foreign task.
     pub async fn kill_task(&self, caller: &Caller, id: &TaskId) -> Result<KillOutcome, ExecutorError> {
-        let _ = (caller, id);
-        unimplemented!()
+        let entry = self.inner.registry().access(caller, id)?;
+        Ok(entry.end(Cause::Kill).await)
     }
 
     /// One task or run that the caller may see.
@@ -98,14 +229,19 @@ impl Engine {
     /// # Errors
     /// Unknown or foreign task.
     pub async fn get_task(&self, caller: &Caller, id: &TaskId) -> Result<TaskInfo, ExecutorError> {
-        let _ = (caller, id);
-        unimplemented!()
+        let entry = self.inner.registry().access(caller, id)?;
+        Ok(self.inner.describe(&entry).await)
     }
 
     /// All tasks that the caller may see, and the runs that are running or have leftovers, oldest first.
     pub async fn list_tasks(&self, caller: &Caller) -> Vec<TaskInfo> {
-        let _ = caller;
-        unimplemented!()
+        let mut entries = self.inner.registry().visible_to(caller);
+        entries.retain(|entry| entry.facts.kind == Kind::Task || entry.running() || entry.has_leftovers());
+        let mut tasks = Vec::with_capacity(entries.len());
+        for entry in entries {
+            tasks.push(self.inner.describe(&entry).await);
+        }
+        tasks
     }
 
     /// The completions of the caller's owner.
@@ -113,8 +249,8 @@ impl Engine {
     /// # Errors
     /// A caller without an owner.
     pub fn watch_tasks(&self, caller: &Caller) -> Result<TaskWatch, ExecutorError> {
-        let _ = caller;
-        unimplemented!()
+        let watch = self.inner.completions.watch(&caller.tenant, owner_of(caller)?);
+        Ok(TaskWatch { watch })
     }
 
     /// Forgets the completions of the caller's owner up to and including this one.
@@ -122,8 +258,8 @@ impl Engine {
     /// # Errors
     /// A caller without an owner.
     pub fn ack_completions(&self, caller: &Caller, up_to: u64) -> Result<(), ExecutorError> {
-        let _ = (caller, up_to);
-        unimplemented!()
+        self.inner.completions.acknowledge(&caller.tenant, owner_of(caller)?, up_to);
+        Ok(())
     }
 
     /// Raw bytes of one stream by offset.
@@ -138,60 +274,236 @@ impl Engine {
         offset: u64,
         follow: bool,
     ) -> Result<StreamReader, ExecutorError> {
-        let _ = (caller, id, stream, offset, follow);
-        unimplemented!()
+        let entry = self.inner.registry().access(caller, id)?;
+        let until = if follow { ReadUntil::Closed } else { ReadUntil::Now };
+        Ok(StreamReader { reader: entry.streams.get(stream).reader(offset, until) })
     }
 
     /// Takes no more starts, ends everything (SIGTERM, grace, SIGKILL), lets every run return its result and every task
     /// have its final state, without notices. Returns when nothing is alive or what is had its time.
     pub async fn drain(&self) {
-        unimplemented!()
+        {
+            let mut registry = self.inner.registry();
+            for entry in registry.drain() {
+                entry.apply(|state| state.request(Cause::Stopping));
+            }
+        }
+        self.inner.drivers.close();
+        let longest = Duration::from_millis(self.inner.settings.grace_ms) + DRAIN_MARGIN;
+        if tokio::time::timeout(longest, self.inner.drivers.wait()).await.is_err() {
+            tracing::error!(commands = self.inner.drivers.len(), "some commands did not end within the drain");
+        }
+        self.inner.completions.close();
     }
+}
+
+impl Inner {
+    fn open(settings: Settings, keeper: KeeperLink) -> io::Result<Self> {
+        let state_dir = StateDir::open(&settings.state_dir)?;
+        let tenant = TenantId::default_tenant();
+        let mut counters = HashMap::new();
+        for kind in [Kind::Run, Kind::Task] {
+            counters.insert((tenant.clone(), kind), Arc::new(state_dir.counter(&tenant, prefix(kind))?));
+        }
+        let limits = Limits::new(settings.max_tasks, settings.max_tasks_per_owner, HostLimits::learn());
+        let identity = keeper.identities().first();
+        let info = info::info(&settings, identity, state_dir.instance_id()?, limits.max_commands());
+        Ok(Self {
+            info,
+            ring_bytes: start::ring_bytes(settings.max_output_bytes),
+            keeper,
+            limits,
+            registry: Mutex::new(Registry::new()),
+            completions: Completions::new(settings.max_completions_per_owner),
+            state_dir,
+            counters: Mutex::new(counters),
+            drivers: TaskTracker::new(),
+            sweeper: Mutex::new(None),
+            settings,
+        })
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry<Entry>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next id of one kind. It is written down when this returns.
+    fn next_id(&self, tenant: &TenantId, kind: Kind) -> io::Result<TaskId> {
+        let counter = {
+            let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            match counters.get(&(tenant.clone(), kind)) {
+                Some(counter) => Arc::clone(counter),
+                None => {
+                    let counter = Arc::new(self.state_dir.counter(tenant, prefix(kind))?);
+                    counters.insert((tenant.clone(), kind), Arc::clone(&counter));
+                    counter
+                }
+            }
+        };
+        Ok(TaskId(format!("{}-{}", prefix(kind), counter.next()?)))
+    }
+
+    /// The drain after a shell's exit: the quiet that ends it, and the longest it may take.
+    fn drain_times(&self) -> (Duration, Duration) {
+        let quiet = Duration::from_millis(self.settings.drain_quiet_ms);
+        (quiet, Duration::from_millis(self.settings.drain_total_ms))
+    }
+
+    async fn describe(&self, entry: &Entry) -> TaskInfo {
+        let leftovers = match entry.has_leftovers() {
+            true => self.keeper.processes(entry.facts.handle).await,
+            false => Vec::new(),
+        };
+        entry.info(leftovers)
+    }
+
+    /// Records for its owner that a task has ended.
+    fn tell(&self, entry: &Entry) {
+        let caller = &entry.facts.caller;
+        let Some(owner) = &caller.owner else { return };
+        let (status, told, at) = entry.look(|state| (state.status(), state.to_be_told(), state.exited_at_ms()));
+        if told {
+            self.completions.add(&caller.tenant, owner, entry.facts.id.clone(), status, at.unwrap_or_else(now_ms));
+        }
+    }
+
+    /// Ends an owner's oldest leftovers while there are more than it may have.
+    fn limit_leftovers(&self, caller: &Caller) {
+        let mut entries = self.registry().of_owner(&caller.tenant, caller.owner.as_ref());
+        entries.retain(|entry| entry.has_leftovers() && entry.look(|state| !state.ending()));
+        let counts: Vec<u64> = entries.iter().map(|entry| entry.leftovers()).collect();
+        let too_many = oldest_above(&counts, self.settings.max_leftovers_per_owner);
+        for entry in &entries[..too_many] {
+            tracing::warn!(
+                id = %entry.facts.id, processes = entry.leftovers(), cap = self.settings.max_leftovers_per_owner,
+                "leftovers are ended: their owner has too many"
+            );
+            entry.apply(|state| state.request(Cause::Leftovers));
+        }
+    }
+
+    /// Removes what is on disk of entries that the registry has forgotten.
+    fn forget(&self, entries: &[Arc<Entry>]) {
+        for entry in entries {
+            for stream in StreamName::BOTH {
+                if let Some(path) = entry.streams.get(stream).spill_path() {
+                    self.keeper.remove_spill(path);
+                }
+            }
+        }
+    }
+
+    fn sweep(&self, now_ms: u64) {
+        let kept_ms = self.settings.finished_kept_seconds.saturating_mul(1_000);
+        let forgotten = self.registry().forget_older(now_ms.saturating_sub(kept_ms));
+        self.forget(&forgotten);
+        self.completions.sweep();
+    }
+}
+
+/// What ids of this kind begin with.
+fn prefix(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Run => "run",
+        Kind::Task => "bash",
+    }
+}
+
+/// Of counts from oldest to newest, how many of the oldest must go so that the rest is within the cap.
+fn oldest_above(counts: &[u64], cap: u64) -> usize {
+    let mut sum = 0_u64;
+    let stay = counts.iter().rev().take_while(|count| {
+        sum = sum.saturating_add(**count);
+        sum <= cap
+    });
+    counts.len() - stay.count()
+}
+
+fn owner_of(caller: &Caller) -> Result<&OwnerId, ExecutorError> {
+    caller.owner.as_ref().ok_or_else(|| ExecutorError::invalid("caller.owner", "is missing"))
+}
+
+/// Milliseconds since the Unix epoch.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A foreground run. Dropped before it has finished, it is ended: its caller is gone.
 #[derive(Debug)]
-pub struct Run {}
+pub struct Run {
+    accepted: RunAccepted,
+    entry: Arc<Entry>,
+    /// The keeper stays as long as a run is waited for.
+    _engine: Engine,
+}
 
 impl Run {
     /// What was agreed.
     #[must_use]
     pub fn accepted(&self) -> &RunAccepted {
-        unimplemented!()
+        &self.accepted
     }
 
     /// The bytes of one stream from the start, as they come. Ends where the run's result ends, also if leftovers write on.
     #[must_use]
     pub fn output(&self, stream: StreamName) -> StreamReader {
-        let _ = stream;
-        unimplemented!()
+        let until = ReadUntil::Offset(self.entry.result_end(stream));
+        StreamReader { reader: self.entry.streams.get(stream).reader(0, until) }
     }
 
     /// Waits for the result. Cancel-safe; later calls return the same.
     pub async fn finished(&mut self) -> RunResult {
-        unimplemented!()
+        self.entry.ended().await;
+        self.entry.result().expect("a run's result is set before it has ended").clone()
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Nothing happens when it has ended.
+        self.entry.apply(|state| state.request(Cause::CallerGone));
     }
 }
 
 /// Reads one stream by offset. A reader that is slower than the command is served from the spill, and where there is none
 /// any more its next chunk begins later: a gap.
 #[derive(Debug)]
-pub struct StreamReader {}
+pub struct StreamReader {
+    reader: output::StreamReader,
+}
 
 impl StreamReader {
     /// The next chunk (at most [`executor_proto::MAX_CHUNK_BYTES`]), or the end; `None` after the end. Cancel-safe.
     pub async fn next(&mut self) -> Option<ReadStreamEvent> {
-        unimplemented!()
+        self.reader.next().await
     }
 }
 
 /// An owner's completions: those that wait, then [`WatchEvent::CaughtUp`], then live.
 #[derive(Debug)]
-pub struct TaskWatch {}
+pub struct TaskWatch {
+    watch: completions::Watch,
+}
 
 impl TaskWatch {
     /// The next event; `None` when the engine has drained. Cancel-safe.
     pub async fn next(&mut self) -> Option<WatchEvent> {
-        unimplemented!()
+        self.watch.next().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_leftovers_go_until_the_rest_is_within_the_cap() {
+        assert_eq!(oldest_above(&[], 64), 0);
+        assert_eq!(oldest_above(&[1; 64], 64), 0);
+        assert_eq!(oldest_above(&[1; 65], 64), 1);
+        assert_eq!(oldest_above(&[10, 60, 3], 64), 1);
+        assert_eq!(oldest_above(&[70, 1], 64), 1);
+        assert_eq!(oldest_above(&[70], 64), 1);
     }
 }

@@ -1,10 +1,87 @@
 //! The keeper: the small parent process that starts, reaps and signals commands and holds descriptors.
+//!
+//! ```text
+//!   keeper ── helper ── bash -c …          one helper per running command, parent and sub-reaper of all that comes of it
+//!     │  └─── helper ── bash -c … ── …
+//!     └────── server                       daemon mode; embedded, the host program is the keeper's parent instead
+//! ```
+//!
+//! The keeper has one thread and no async runtime. It reads messages from the engine's process ([`protocol`]), makes pipes,
+//! stream files and spill files, and hands each command to a helper, which speaks the same messages. Read in this order:
+//! `wire` (packets), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven),
+//! `helper` (one command), `desk` (the keeper's loop), `serve` (the daemon around it), `embedded`, `link`.
+//!
+//! Not here: what a command means, timeouts, output, owners. Nothing here decides whether something may happen, except
+//! that commands run as one of the identities that were fixed at start.
 
+mod channel;
+mod desk;
 pub mod embedded;
+mod helper;
+mod init;
 pub mod link;
+mod listen;
 pub mod page;
+mod pool;
 pub mod protocol;
+mod serve;
+mod spawn;
+mod spill;
+mod streams;
+mod tree;
+mod wire;
+
+use std::{ffi::OsStr, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};
+
+pub use serve::serve;
+
+use protocol::Identity;
+
+/// First argument of a process that is to become an embedded keeper; the second is its spill directory, its descriptor 0 the
+/// link.
+const KEEPER_ARGUMENT: &str = "__keeper";
+/// First argument of a process that is to become the daemon's server; its descriptor 0 is the link.
+const SERVER_ARGUMENT: &str = "__server";
+
+/// Where the daemon listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// A Unix socket, made with mode 0600. A dead socket that lies there is replaced.
+    Unix(PathBuf),
+    /// A TCP address; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// Already bound and listening.
+    Open(OwnedFd),
+}
+
+/// What the daemon's keeper lives by, all of it checked by whoever parsed it.
+#[derive(Debug)]
+pub struct KeeperOptions {
+    /// Who commands may run as; not empty, index 0 is the default.
+    pub identities: Vec<Identity>,
+    /// Where to listen.
+    pub listeners: Vec<Listener>,
+    /// What the server is told, as it wants it.
+    pub server_settings: Vec<u8>,
+    /// Where spill files go; made if missing. Where commands run under another uid, its parents must let that uid through.
+    pub spill_dir: PathBuf,
+    /// Longest drain after SIGTERM: the grace of commands and what the server needs around it. After it the keeper ends what
+    /// is left.
+    pub drain_limit: Duration,
+    /// What is unprotected in this mode, for the ready line. `None`: nothing to state.
+    pub unprotected: Option<String>,
+}
 
 /// The first line of `main` of every program that embeds the engine, and of `executor-daemon`: if this process was
 /// started to be a keeper (or the daemon's server), it becomes that and never returns.
-pub fn enter_if_asked() {}
+#[expect(clippy::disallowed_methods, reason = "the process is the keeper or the server from here on, and ends as such")]
+pub fn enter_if_asked() {
+    let mut arguments = std::env::args_os().skip(1);
+    let first = arguments.next();
+    let code = match first.as_deref().and_then(OsStr::to_str) {
+        Some(KEEPER_ARGUMENT) => embedded::keeper_main(arguments.next().map(PathBuf::from)),
+        Some(SERVER_ARGUMENT) => serve::server_main(),
+        Some(_) | None => return,
+    };
+    std::process::exit(code);
+}

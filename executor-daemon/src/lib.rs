@@ -6,10 +6,11 @@
 
 pub mod config;
 pub mod engine;
+pub mod health;
 pub mod ids;
 pub mod keeper;
 pub mod limits;
 mod output;
 pub mod server;
 mod service;
-mod telemetry;
+pub mod telemetry;

@@ -1,5 +1,120 @@
-//! The daemon's command line: reads the configuration, then becomes the keeper.
+//! The daemon's command line: reads the configuration, then becomes the keeper. The only place that prints or exits.
 
-fn main() {
-    executor_daemon::keeper::enter_if_asked();
+use std::{fmt::Display, io::Write, path::Path, process::ExitCode};
+
+use clap::error::ErrorKind;
+use clap_complete::Shell;
+use executor_daemon::{
+    config::{self, Asked, Daemon, ListenAddress, ServeFlags, StateDir, Surroundings},
+    health, keeper,
+};
+
+/// Exit code for mistakes in options or the file.
+const USAGE: u8 = 64;
+
+/// Exit code for the daemon's own failures.
+const OWN_FAILURE: u8 = 125;
+
+/// Exit code of `health` for a daemon that does not serve.
+const NOT_SERVING: u8 = 1;
+
+fn main() -> ExitCode {
+    keeper::enter_if_asked();
+    match config::parse(std::env::args_os()) {
+        Ok(Asked::Serve(flags)) => serve(flags),
+        Ok(Asked::Health { endpoint, token_file }) => check_health(&endpoint, token_file.as_deref()),
+        Ok(Asked::Completions(shell)) => completions(shell),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_nobody_reads) => ExitCode::from(OWN_FAILURE),
+            },
+            _mistake => {
+                complain(&config::one_line(&error));
+                ExitCode::from(USAGE)
+            }
+        },
+    }
+}
+
+/// Says on stderr, in one line, what is wrong.
+fn complain(problem: &dyn Display) {
+    // Where stderr is closed there is nobody to tell; the exit code still says it.
+    let _ = writeln!(std::io::stderr(), "executor-daemon: {problem}");
+}
+
+fn serve(flags: ServeFlags) -> ExitCode {
+    let daemon = match config::load(flags, &Surroundings::of_this_process()) {
+        Ok(daemon) => daemon,
+        Err(problems) => {
+            for problem in &problems {
+                complain(problem);
+            }
+            return ExitCode::from(USAGE);
+        }
+    };
+    let Daemon { server, listeners, identity, unprotected, drain_limit } = daemon;
+    // Held until the keeper ends, so that no second daemon works on the same state.
+    let _state_dir = match StateDir::take(&server.engine.state_dir, &identity) {
+        Ok(taken) => taken,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::from(OWN_FAILURE);
+        }
+    };
+    let server_settings = match server.encode() {
+        Ok(settings) => settings,
+        Err(error) => {
+            complain(&format_args!("the settings cannot be handed over: {error}"));
+            return ExitCode::from(OWN_FAILURE);
+        }
+    };
+    // Directories that the daemon was started in may be removed or unmounted while it runs.
+    if let Err(error) = std::env::set_current_dir("/") {
+        complain(&format_args!("/: {error}"));
+        return ExitCode::from(OWN_FAILURE);
+    }
+    keeper::serve(keeper::KeeperOptions {
+        identities: vec![identity],
+        listeners: listeners
+            .into_iter()
+            .map(|address| match address {
+                ListenAddress::Unix(path) => keeper::Listener::Unix(path),
+                ListenAddress::Tcp(address) => keeper::Listener::Tcp(address),
+            })
+            .collect(),
+        server_settings,
+        spill_dir: server.engine.state_dir.join("spill"),
+        drain_limit,
+        unprotected,
+    })
+}
+
+fn check_health(endpoint: &str, token_file: Option<&Path>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::from(OWN_FAILURE);
+        }
+    };
+    match runtime.block_on(health::check(endpoint, token_file)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(if error.is_usage() { USAGE } else { NOT_SERVING })
+        }
+    }
+}
+
+fn completions(shell: Shell) -> ExitCode {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut config::command(), "executor-daemon", &mut script);
+    match std::io::stdout().write_all(&script) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(OWN_FAILURE)
+        }
+    }
 }

@@ -23,8 +23,12 @@ pub use executor_proto::{error::ExecutorError, types};
 use futures_core::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
+pub mod connect;
+mod convert;
+mod error;
 pub mod local;
 pub mod remote;
+mod retry;
 
 /// Takes a run's output as it comes. Called in order; a slow sink delays only itself, never the command.
 #[async_trait]

@@ -26,7 +26,7 @@ pub struct PendingCall<'a> {
     pub session: Option<&'a Session>,
 }
 
-/// Decides whether a call is made. The default allows everything.
+/// Decides whether a call is made. The default allows everything. Both futures are dropped when a `bash` call is aborted.
 #[async_trait]
 pub trait PreExecute: Send + Sync + std::fmt::Debug {
     /// Called once per call, before anything reaches the executor.

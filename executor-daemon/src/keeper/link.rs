@@ -1,19 +1,54 @@
 //! The engine's end of the pair: asks the keeper and hands its answers and events to whoever waits for them.
+//!
+//! Messages are sent from where they are asked for, in order; what the socket does not take yet is sent by the one task
+//! that also receives. The keeper answers questions about one command in the order in which they were asked, so who waits
+//! for what is a queue per command and kind of question.
 
-use std::{io, os::fd::OwnedFd, path::PathBuf, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use executor_proto::{
     error::ExecutorError,
     types::{Process, StreamName},
 };
-use tokio::sync::mpsc;
+use nix::sys::socket::MsgFlags;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{mpsc, oneshot, watch},
+};
 
-use super::protocol::{Identity, SpawnSpec};
+use super::{
+    protocol::{FromKeeper, Identity, SpawnSpec, ToKeeper, VERSION},
+    wire::{self, Packet},
+};
 use crate::ids::ProcessHandle;
+
+mod state;
+use state::Shared;
+
+/// How long a keeper may take to say hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection to the keeper. Cheap to clone; dropped last, it lets an embedded keeper end.
 #[derive(Debug, Clone)]
-pub struct KeeperLink {}
+pub struct KeeperLink {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    identities: Vec<Identity>,
+    task: tokio::task::AbortHandle,
+}
 
 /// What the keeper says of one command after it was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +70,7 @@ pub enum ProcessEvent {
 pub struct Spawned {
     /// The keeper's name for it.
     pub handle: ProcessHandle,
-    /// The shell's pid.
+    /// The shell's pid. 0: not known, because its helper was killed in that moment; [`ProcessEvent::Exited`] follows.
     pub pid: u32,
     /// Read end of stdout's pipe, non-blocking.
     pub stdout: OwnedFd,
@@ -49,16 +84,41 @@ pub struct Spawned {
     pub events: mpsc::UnboundedReceiver<ProcessEvent>,
 }
 
+/// What a keeper's hello brings: the link, the listening sockets, the server's settings.
+pub(super) type Connected = (KeeperLink, Vec<OwnedFd>, Vec<u8>);
+
 impl KeeperLink {
+    /// Waits for the keeper's hello on a new pair.
+    pub(super) async fn connect(socket: OwnedFd) -> io::Result<Connected> {
+        let socket = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
+        let hello = tokio::time::timeout(HELLO_LIMIT, receive(&socket)).await;
+        let hello =
+            hello.map_err(|_elapsed| io::Error::new(io::ErrorKind::TimedOut, "no answer from the keeper"))??;
+        let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper ended before it answered");
+        let hello = hello.ok_or_else(gone)?;
+        let FromKeeper::Hello { version, first_handle, identities, listeners: _, server_settings } = hello.decode()?
+        else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the keeper does not say hello"));
+        };
+        if version != VERSION {
+            let problem = format!("the keeper speaks version {version} of the link, this program {VERSION}");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
+        }
+        let shared = Arc::new(Shared::new(socket, first_handle));
+        let task = tokio::spawn(state::drive(shared.clone())).abort_handle();
+        let link = Self { inner: Arc::new(Inner { shared, identities, task }) };
+        Ok((link, hello.fds, server_settings))
+    }
+
     /// Who commands may run as; index 0 is the default.
     #[must_use]
     pub fn identities(&self) -> &[Identity] {
-        unimplemented!()
+        &self.inner.identities
     }
 
     /// Starts a command. `stdin` and `script` must be given exactly where the spec says so.
     ///
-    /// Not cancel-safe: a future that is dropped may leave a command running; call it from a task of its own.
+    /// Not cancel-safe: the command of a future that is dropped may have run; it is killed then.
     ///
     /// # Errors
     /// [`ExecutorError::Spawn`] when it could not be started; nothing ran then. [`ExecutorError::Internal`] when the keeper
@@ -69,22 +129,50 @@ impl KeeperLink {
         stdin: Option<OwnedFd>,
         script: Option<OwnedFd>,
     ) -> Result<Spawned, ExecutorError> {
-        let _ = (spec, stdin, script);
-        unimplemented!()
+        let workdir = spec.workdir.clone();
+        let fds = stdin.into_iter().chain(script).collect();
+        let answer = self.shared().ask(fds, |state| {
+            let (answer, answered) = oneshot::channel();
+            let handle = state.new_handle();
+            state.spawning.insert(handle, answer);
+            (ToKeeper::Spawn { handle, spec }, answered)
+        });
+        let lost = || ExecutorError::Internal { problem: "the keeper is lost".to_owned() };
+        match answer.await {
+            Ok(Ok(spawned)) => Ok(spawned),
+            Ok(Err((stage, errno))) => {
+                let stage = stage.into();
+                let path = (stage == executor_proto::error::SpawnStage::Chdir).then(|| workdir.into());
+                Err(ExecutorError::Spawn { stage, errno, path })
+            }
+            Err(_dropped) => Err(lost()),
+        }
     }
 
     /// Ends everything that comes from a command: SIGTERM, after the grace SIGKILL. Returns when nothing is alive (an
     /// empty list) or, at the latest about 1 s after the grace, with what is; the keeper goes on trying. Cancel-safe.
     /// Several may wait for the same end; the shortest grace counts.
+    ///
+    /// When the keeper is lost there is no proof any more: the shell is named, unless its end was reported before.
     pub async fn end(&self, handle: ProcessHandle, grace: Duration) -> Vec<u32> {
-        let _ = (handle, grace);
-        unimplemented!()
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let answer = self.shared().ask(Vec::new(), |state| {
+            let (answer, answered) = oneshot::channel();
+            state.ending.entry(handle).or_default().push_back(answer);
+            (ToKeeper::End { handle, grace_ms }, answered)
+        });
+        answer.await.unwrap_or_else(|_lost| self.shared().state().alive.get(&handle).copied().into_iter().collect())
     }
 
     /// What is alive of a command, the shell included, ordered by pid. Empty when the keeper does not know it.
     pub async fn processes(&self, handle: ProcessHandle) -> Vec<Process> {
-        let _ = handle;
-        unimplemented!()
+        let answer = self.shared().ask(Vec::new(), |state| {
+            let (answer, answered) = oneshot::channel();
+            state.listing.entry(handle).or_default().push_back(answer);
+            (ToKeeper::List { handle }, answered)
+        });
+        let entries = answer.await.unwrap_or_default().into_iter();
+        entries.map(|entry| Process { pid: entry.pid, command_line: entry.command_line.into() }).collect()
     }
 
     /// Makes a spill file and returns it, open for writing, with its path in the world of the commands.
@@ -97,28 +185,107 @@ impl KeeperLink {
         stream: StreamName,
         prefix: String,
     ) -> io::Result<(OwnedFd, PathBuf)> {
-        let _ = (handle, stream, prefix);
-        unimplemented!()
+        let stream = stream.into();
+        let answer = self.shared().ask(Vec::new(), |state| {
+            let (answer, answered) = oneshot::channel();
+            state.spilling.entry((handle, stream)).or_default().push_back(answer);
+            (ToKeeper::OpenSpill { handle, stream, prefix }, answered)
+        });
+        let lost = |_dropped| io::Error::new(io::ErrorKind::BrokenPipe, "the keeper is lost");
+        answer.await.map_err(lost)?
     }
 
     /// Removes a spill file.
     pub fn remove_spill(&self, path: PathBuf) {
-        let _ = path;
+        self.shared().tell(ToKeeper::RemoveSpill { path });
     }
 
     /// Lets the keeper forget a command of which nothing is alive and everything has been read.
     pub fn release(&self, handle: ProcessHandle) {
-        let _ = handle;
+        self.shared().tell(ToKeeper::Release { handle });
     }
 
     /// Resolves when the keeper asks for a drain (or is lost). Cancel-safe.
     pub async fn drain_requested(&self) {
-        unimplemented!()
+        let mut drain = self.shared().drain.subscribe();
+        // The sender lives as long as this link.
+        let _ = drain.wait_for(|asked| *asked).await;
     }
 
     /// Tells the keeper that calls are taken.
-    pub fn ready(&self) {}
+    pub fn ready(&self) {
+        self.shared().tell(ToKeeper::Ready);
+    }
 
     /// Tells the keeper that everything has ended and this process will exit.
-    pub fn drained(&self) {}
+    pub fn drained(&self) {
+        self.shared().tell(ToKeeper::Drained);
+    }
+
+    /// Something that sees the keeper's loss and does not keep the link open.
+    #[must_use]
+    pub(super) fn watcher(&self) -> Watcher {
+        Watcher { lost: self.shared().lost.subscribe() }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.shared.shut();
+    }
+}
+
+/// Sees the keeper's loss.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    lost: watch::Receiver<bool>,
+}
+
+impl Watcher {
+    /// Resolves when the keeper is lost; never, when the link was dropped before.
+    pub(super) async fn lost(mut self) {
+        if self.lost.wait_for(|lost| *lost).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Registers a descriptor with the runtime that this is called in.
+///
+/// # Errors
+/// What the kernel answers, e.g. for a plain file.
+#[expect(unsafe_code, reason = "the runtime asks for a promise that this type keeps")]
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is open and answers with the same descriptor for as long as it lives, and it moves in.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// Receives one packet; `None` when the other end is closed. Cancel-safe.
+async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
+    socket.async_io(Interest::READABLE, |socket| wire::receive(socket.as_fd(), MsgFlags::MSG_DONTWAIT)).await
+}
+
+/// Takes the link from descriptor 0, where a new keeper or server finds it, and puts `/dev/null` there.
+pub(super) fn take_from_stdin() -> io::Result<OwnedFd> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let (socket, kind) = (io::stdin(), nix::sys::socket::sockopt::SockType);
+    if TAKEN.swap(true, Ordering::Relaxed)
+        || nix::sys::socket::getsockopt(&socket, kind) != Ok(nix::sys::socket::SockType::SeqPacket)
+    {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "descriptor 0 is not a keeper's link"));
+    }
+    let socket = socket.as_fd().try_clone_to_owned()?;
+    null_stdin()?;
+    Ok(socket)
+}
+
+/// Puts `/dev/null` at descriptor 0.
+pub(super) fn null_stdin() -> io::Result<()> {
+    let null = std::fs::File::open("/dev/null")?;
+    Ok(nix::unistd::dup2_stdin(null)?)
 }

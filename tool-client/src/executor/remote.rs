@@ -1,1 +1,371 @@
 //! The executor on another host, over gRPC.
+//!
+//! Each method makes one call of the protocol. What happens when its connection fails is decided by the table in `retry`
+//! and put into words by `error`; how long it may take is in [`Deadlines`]. A foreground run is more than a call and has its
+//! own file, `remote/run`.
+
+use std::{fmt::Write as _, future::Future, time::Duration};
+
+use async_trait::async_trait;
+use executor_proto::{
+    MAX_REQUEST_BYTES,
+    error::{ExecutorError, SizedPart},
+    types::{
+        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo,
+        TaskOutput, WatchEvent,
+    },
+    v1::{self, executor_client::ExecutorClient},
+};
+use futures_core::stream::BoxStream;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Status, Streaming};
+
+use super::{
+    Executor, OutputSink,
+    connect::{ConnectError, Endpoint, Sent, Token, Wire},
+    convert::{self, Malformed},
+    error::Fault,
+    retry::{self, Rpc},
+};
+
+mod incoming;
+mod run;
+
+use incoming::{Gathered, Incoming, More, events};
+
+/// Largest message that is read. The daemon's own limit is a quarter of it.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
+/// Largest environment that is sent: what Linux takes at most for arguments and environment together.
+const MAX_ENVIRONMENT_BYTES: usize = 6 * 1024 * 1024;
+/// SIGTERM to SIGKILL, where the daemon cannot be asked for its own.
+const DEFAULT_GRACE: Duration = Duration::from_secs(3);
+
+/// How long an executor may take before it is taken for lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadlines {
+    /// To connect. Default 5 s.
+    pub connect: Duration,
+    /// To answer a call; one that ends something has the daemon's grace on top. Default 30 s.
+    pub call: Duration,
+    /// To send anything on a stream. Default 45 s: three times the longest heartbeat that the protocol allows.
+    pub silence: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(5), call: Duration::from_secs(30), silence: 3 * Duration::from_secs(15) }
+    }
+}
+
+/// An executor that is reached over gRPC. Connects when it is first called, and again after the connection was lost.
+#[derive(Debug)]
+pub struct RemoteExecutor {
+    endpoint: String,
+    client: ExecutorClient<Wire>,
+    deadlines: Deadlines,
+    grace: OnceCell<Duration>,
+}
+
+impl RemoteExecutor {
+    /// The executor at an endpoint that is given as text, as the holder of a token. Must be called inside a tokio runtime;
+    /// connects nothing yet.
+    ///
+    /// # Errors
+    /// The endpoint is not understood or the token cannot be sent.
+    pub fn connect(endpoint: &str, token: Option<String>) -> Result<Self, ConnectError> {
+        let token = token.as_deref().map(Token::new).transpose()?;
+        Ok(Self::new(&Endpoint::parse(endpoint)?, token))
+    }
+
+    /// The executor at an endpoint, as the holder of a token. Must be called inside a tokio runtime; connects nothing yet.
+    #[must_use]
+    pub fn new(endpoint: &Endpoint, token: Option<Token>) -> Self {
+        Self::with_deadlines(endpoint, token, Deadlines::default())
+    }
+
+    /// The same with other deadlines.
+    #[must_use]
+    pub fn with_deadlines(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines) -> Self {
+        let client = ExecutorClient::new(Wire::new(endpoint, token, deadlines.connect))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_REQUEST_BYTES);
+        Self { endpoint: endpoint.to_string(), client, deadlines, grace: OnceCell::new() }
+    }
+
+    /// Makes a call, and makes it again where the retry table allows that. `sent` tells, at any time and also after this
+    /// future was dropped, whether the request can have arrived.
+    async fn call<M, T, F, Fut>(
+        &self,
+        rpc: Rpc,
+        deadline: Duration,
+        sent: &Sent,
+        message: M,
+        make: F,
+    ) -> Result<T, ExecutorError>
+    where
+        M: Clone,
+        F: Fn(ExecutorClient<Wire>, Request<M>) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
+        let begun = tokio::time::Instant::now();
+        let mut failed = 0;
+        loop {
+            sent.reset();
+            let mut request = Request::new(message.clone());
+            request.extensions_mut().insert(sent.clone());
+            let fault = match tokio::time::timeout(deadline, make(self.client.clone(), request)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(status)) => Fault::of(&status, sent),
+                Err(_elapsed) => {
+                    return Err(Fault::Silence { after: deadline, sent: sent.get() }.into_error(rpc, &self.endpoint));
+                }
+            };
+            failed += 1;
+            // A host that swallows packets has had its chance when the first attempt took as long as connecting may.
+            let in_time = begun.elapsed() < self.deadlines.connect;
+            match retry::pause(failed, random_fraction()) {
+                Some(pause) if in_time && fault.may_repeat(rpc) => tokio::time::sleep(pause).await,
+                Some(_) | None => return Err(fault.into_error(rpc, &self.endpoint)),
+            }
+        }
+    }
+
+    /// A call with one answer, within the usual deadline.
+    async fn unary<M, T, F, Fut>(&self, rpc: Rpc, message: M, make: F) -> Result<T, ExecutorError>
+    where
+        M: Clone,
+        F: Fn(ExecutorClient<Wire>, Request<M>) -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let make = |client, request| {
+            let answer = make(client, request);
+            async { answer.await.map(tonic::Response::into_inner) }
+        };
+        self.call(rpc, self.deadlines.call, &Sent::default(), message, make).await
+    }
+
+    /// A call that ends something: it may take the daemon's grace on top. The grace is asked for while the call is under way,
+    /// so that it delays nothing.
+    async fn ending<M, T, F, Fut>(&self, rpc: Rpc, message: M, make: F) -> Result<T, ExecutorError>
+    where
+        M: Clone,
+        F: Fn(ExecutorClient<Wire>, Request<M>) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
+        let limit = async {
+            let allowed = self.grace().await + self.deadlines.call;
+            tokio::time::sleep(allowed).await;
+            allowed
+        };
+        let sent = Sent::default();
+        tokio::select! {
+            answer = self.call(rpc, Duration::MAX, &sent, message, make) => answer,
+            allowed = limit => Err(Fault::Silence { after: allowed, sent: sent.get() }.into_error(rpc, &self.endpoint)),
+        }
+    }
+
+    async fn grace(&self) -> Duration {
+        let asked =
+            self.grace.get_or_try_init(|| async { self.info().await.map(|info| Duration::from_millis(info.grace_ms)) });
+        asked.await.copied().unwrap_or(DEFAULT_GRACE)
+    }
+
+    fn malformed(&self, malformed: Malformed) -> ExecutorError {
+        ExecutorError::Unavailable { endpoint: self.endpoint.clone(), cause: malformed.to_string() }
+    }
+
+    /// The rest of a stream that was opened by `rpc`.
+    fn incoming<T>(&self, rpc: Rpc, stream: Streaming<T>) -> Incoming<T> {
+        Incoming { rpc, stream, endpoint: self.endpoint.clone(), silence: self.deadlines.silence }
+    }
+}
+
+/// 128 random bits as text: a name that nobody else has chosen.
+fn random_name() -> String {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the kernel's random numbers are always there");
+    bytes.iter().fold(String::with_capacity(32), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
+fn random_fraction() -> f64 {
+    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
+}
+
+/// What the executor would refuse is not sent.
+fn check(spec: &CommandSpec) -> Result<(), ExecutorError> {
+    spec.check()?;
+    let bytes: usize = spec.environment.iter().map(|variable| variable.name.len() + variable.value.len() + 2).sum();
+    if bytes > MAX_ENVIRONMENT_BYTES {
+        return Err(ExecutorError::TooLarge {
+            part: SizedPart::Environment,
+            name: None,
+            bytes: bytes as u64,
+            limit: MAX_ENVIRONMENT_BYTES as u64,
+        });
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Executor for RemoteExecutor {
+    fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    async fn info(&self) -> Result<ExecutorInfo, ExecutorError> {
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.get_info(request).await };
+        self.unary(Rpc::GetInfo, v1::GetInfoRequest {}, make).await.map(convert::info)
+    }
+
+    async fn run(
+        &self,
+        owner: Option<&OwnerId>,
+        spec: CommandSpec,
+        abort: &CancellationToken,
+        sink: Option<&mut dyn OutputSink>,
+    ) -> Result<RunResult, ExecutorError> {
+        run::run(self, owner, spec, abort, sink).await
+    }
+
+    async fn start_task(&self, owner: Option<&OwnerId>, spec: CommandSpec) -> Result<TaskId, ExecutorError> {
+        check(&spec)?;
+        let request = v1::StartTaskRequest {
+            caller: convert::caller(owner),
+            key: random_name(),
+            spec: Some(convert::spec(spec)),
+        };
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.start_task(request).await };
+        let v1::StartTaskResponse { task_id } = self.unary(Rpc::StartTask, request, make).await?;
+        Ok(TaskId(task_id))
+    }
+
+    async fn read_output(
+        &self,
+        owner: Option<&OwnerId>,
+        id: &TaskId,
+        wait: Option<Duration>,
+    ) -> Result<TaskOutput, ExecutorError> {
+        let request = v1::ReadOutputRequest {
+            caller: convert::caller(owner),
+            task_id: id.0.clone(),
+            read_id: random_name(),
+            wait_ms: wait.map(|wait| wait.as_secs_f64() * 1000.0),
+        };
+        let open = |mut client: ExecutorClient<Wire>, request| async move {
+            client.read_output(request).await.map(tonic::Response::into_inner)
+        };
+        let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), request, open).await?;
+        let mut incoming = self.incoming(Rpc::ReadOutput, stream);
+        let mut gathered = Gathered::default();
+        loop {
+            let v1::ReadOutputEvent { event } = incoming.next().await.map_err(|fault| incoming.error(fault))?;
+            match event {
+                Some(v1::read_output_event::Event::Chunk(chunk)) => convert::chunk(chunk)
+                    .and_then(|chunk| gathered.add(&chunk))
+                    .map_err(|malformed| incoming.malformed(malformed))?,
+                // An event that this client does not know is an addition to the protocol.
+                Some(v1::read_output_event::Event::Heartbeat(v1::Heartbeat {})) | None => {}
+                Some(v1::read_output_event::Event::Status(status)) => {
+                    return convert::task_output(status, gathered.take())
+                        .map_err(|malformed| incoming.malformed(malformed));
+                }
+            }
+        }
+    }
+
+    async fn kill_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<KillOutcome, ExecutorError> {
+        let request = v1::KillTaskRequest { caller: convert::caller(owner), task_id: id.0.clone() };
+        let make = |mut client: ExecutorClient<Wire>, request| async move {
+            client.kill_task(request).await.map(tonic::Response::into_inner)
+        };
+        let v1::KillTaskResponse { outcome } = self.ending(Rpc::KillTask, request, make).await?;
+        convert::kill_outcome(outcome).map_err(|malformed| self.malformed(malformed))
+    }
+
+    async fn get_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<TaskInfo, ExecutorError> {
+        let request = v1::GetTaskRequest { caller: convert::caller(owner), task_id: id.0.clone() };
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.get_task(request).await };
+        let v1::GetTaskResponse { task } = self.unary(Rpc::GetTask, request, make).await?;
+        task.ok_or(Malformed("no task")).and_then(convert::task_info).map_err(|malformed| self.malformed(malformed))
+    }
+
+    async fn list_tasks(&self, owner: Option<&OwnerId>) -> Result<Vec<TaskInfo>, ExecutorError> {
+        let request = v1::ListTasksRequest { caller: convert::caller(owner) };
+        // The whole list belongs to the call, so that a cut in the middle of it repeats all of it.
+        let make = |mut client: ExecutorClient<Wire>, request| async move {
+            let mut pages = client.list_tasks(request).await?.into_inner();
+            let mut listed = Vec::new();
+            while let Some(v1::ListTasksResponse { tasks }) = pages.message().await? {
+                listed.extend(tasks);
+            }
+            Ok(listed)
+        };
+        let listed = self.call(Rpc::ListTasks, self.deadlines.call, &Sent::default(), request, make).await?;
+        listed
+            .into_iter()
+            .map(convert::task_info)
+            .collect::<Result<_, _>>()
+            .map_err(|malformed| self.malformed(malformed))
+    }
+
+    async fn watch_tasks(
+        &self,
+        owner: &OwnerId,
+    ) -> Result<BoxStream<'static, Result<WatchEvent, ExecutorError>>, ExecutorError> {
+        let request = v1::WatchTasksRequest { caller: convert::caller(Some(owner)) };
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.watch_tasks(request).await };
+        let stream = self.unary(Rpc::WatchTasks, request, make).await?;
+        Ok(events(self.incoming(Rpc::WatchTasks, stream), |v1::WatchTasksEvent { event }| {
+            Ok(match event {
+                Some(v1::watch_tasks_event::Event::Completion(completion)) => {
+                    Some((WatchEvent::Completion(convert::completion(completion)?), More::Follows))
+                }
+                Some(v1::watch_tasks_event::Event::CaughtUp(v1::watch_tasks_event::CaughtUp {})) => {
+                    Some((WatchEvent::CaughtUp, More::Follows))
+                }
+                Some(v1::watch_tasks_event::Event::Heartbeat(v1::Heartbeat {})) | None => None,
+            })
+        }))
+    }
+
+    async fn ack_completions(&self, owner: &OwnerId, up_to: u64) -> Result<(), ExecutorError> {
+        let request = v1::AckCompletionsRequest { caller: convert::caller(Some(owner)), up_to_sequence: up_to };
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.ack_completions(request).await };
+        let v1::AckCompletionsResponse {} = self.unary(Rpc::AckCompletions, request, make).await?;
+        Ok(())
+    }
+
+    async fn read_stream(
+        &self,
+        owner: Option<&OwnerId>,
+        id: &TaskId,
+        stream: StreamName,
+        offset: u64,
+        follow: bool,
+    ) -> Result<BoxStream<'static, Result<ReadStreamEvent, ExecutorError>>, ExecutorError> {
+        let request = v1::ReadStreamRequest {
+            caller: convert::caller(owner),
+            task_id: id.0.clone(),
+            stream: convert::stream_name(stream).into(),
+            offset,
+            follow,
+        };
+        let make = |mut client: ExecutorClient<Wire>, request| async move { client.read_stream(request).await };
+        let stream = self.unary(Rpc::ReadStream, request, make).await?;
+        Ok(events(self.incoming(Rpc::ReadStream, stream), |v1::ReadStreamEvent { event }| {
+            Ok(match event {
+                Some(v1::read_stream_event::Event::Chunk(chunk)) => {
+                    Some((ReadStreamEvent::Chunk(convert::chunk(chunk)?), More::Follows))
+                }
+                Some(v1::read_stream_event::Event::End(v1::StreamEnd { total, closed })) => {
+                    Some((ReadStreamEvent::End { total, closed }, More::Ends))
+                }
+                Some(v1::read_stream_event::Event::Heartbeat(v1::Heartbeat {})) | None => None,
+            })
+        }))
+    }
+}

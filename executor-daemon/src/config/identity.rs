@@ -1,0 +1,184 @@
+//! Who commands run as.
+
+use std::{
+    ffi::{CString, OsString},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::{self, Gid, Uid, User};
+
+use crate::keeper::protocol::Identity;
+
+/// The user that root runs commands as when nothing else is said.
+const DEFAULT_USER: &str = "executor";
+
+/// Decides who commands run as. `asked` is the configuration's, `uid` the daemon's effective user. The error ends the
+/// sentence that the user begins.
+pub(super) fn resolve(asked: Option<&str>, uid: Uid) -> Result<Identity, String> {
+    let user = match asked {
+        Some(asked) => Some(find(asked)?),
+        None if uid.is_root() => match named(DEFAULT_USER)? {
+            Some(user) => Some(user),
+            None => {
+                return Err(format!(
+                    "must be given when the daemon is root and there is no user `{DEFAULT_USER}`: name an unprivileged \
+                     user, or root itself to leave the daemon unprotected from its commands"
+                ));
+            }
+        },
+        None => None,
+    };
+    match user {
+        Some(user) if user.uid == uid => own(uid, Some(user)),
+        Some(user) if uid.is_root() => other(user),
+        Some(user) => Err(format!("the daemon runs as uid {uid} and cannot become {}; only root can", user.name)),
+        None => own(uid, None),
+    }
+}
+
+/// A user by name or number.
+fn find(asked: &str) -> Result<User, String> {
+    let user = match asked.parse::<u32>() {
+        Ok(uid) => User::from_uid(Uid::from_raw(uid)).map_err(|error| format!("cannot be looked up: {error}"))?,
+        Err(_not_a_number) => named(asked)?,
+    };
+    user.ok_or_else(|| "there is no such user on this host".to_owned())
+}
+
+fn named(name: &str) -> Result<Option<User>, String> {
+    User::from_name(name).map_err(|error| format!("cannot be looked up: {error}"))
+}
+
+/// The daemon's own user. Containers run as numbers that have no name; those are called by their number.
+fn own(uid: Uid, user: Option<User>) -> Result<Identity, String> {
+    let user = match user {
+        Some(user) => Some(user),
+        None => User::from_uid(uid).map_err(|error| format!("uid {uid} cannot be looked up: {error}"))?,
+    };
+    let groups = unistd::getgroups().map_err(|error| format!("the daemon's groups cannot be read: {error}"))?;
+    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+    Ok(Identity {
+        name: user.as_ref().map_or_else(|| uid.to_string(), |user| user.name.clone()),
+        uid: uid.as_raw(),
+        gid: unistd::getegid().as_raw(),
+        groups: groups.into_iter().map(Gid::as_raw).collect(),
+        home: home.or_else(|| user.map(|user| user.dir)).unwrap_or_else(|| "/".into()),
+        change: false,
+    })
+}
+
+fn other(user: User) -> Result<Identity, String> {
+    let name = CString::new(user.name.as_str()).map_err(|nul| nul.to_string())?;
+    let groups = unistd::getgrouplist(&name, user.gid)
+        .map_err(|error| format!("the groups of {} cannot be read: {error}", user.name))?;
+    Ok(Identity {
+        name: user.name,
+        uid: user.uid.as_raw(),
+        gid: user.gid.as_raw(),
+        groups: groups.into_iter().map(Gid::as_raw).collect(),
+        home: user.dir,
+        change: true,
+    })
+}
+
+/// The variables that tell a command who it is, where that is not who the daemon is.
+pub(super) fn environment(
+    identity: &Identity,
+    mut environment: Vec<(OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
+    if identity.change {
+        let own = [
+            ("HOME", identity.home.clone().into_os_string()),
+            ("USER", identity.name.clone().into()),
+            ("LOGNAME", identity.name.clone().into()),
+        ];
+        environment.retain(|(name, _)| own.iter().all(|(set, _)| name.as_os_str() != *set));
+        environment.extend(own.map(|(name, value)| (name.into(), value)));
+    }
+    environment
+}
+
+/// Whether an identity may enter a directory, as far as modes tell: access lists can only be known by trying, and the daemon
+/// does not become somebody else to try.
+pub(super) fn can_enter(identity: &Identity, directory: &Path) -> bool {
+    let Ok(real) = directory.canonicalize() else { return false };
+    real.is_dir() && real.ancestors().all(|part| may_search(identity, part))
+}
+
+fn may_search(identity: &Identity, directory: &Path) -> bool {
+    let Ok(metadata) = fs::metadata(directory) else { return false };
+    if identity.uid == 0 {
+        return true;
+    }
+    let shift = if metadata.uid() == identity.uid {
+        6
+    } else if metadata.gid() == identity.gid || identity.groups.contains(&metadata.gid()) {
+        3
+    } else {
+        0
+    };
+    metadata.mode() >> shift & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn someone() -> Identity {
+        Identity { name: "x".into(), uid: 12_345, gid: 12_345, groups: vec![7], home: "/home/x".into(), change: true }
+    }
+
+    #[test]
+    fn only_root_can_run_commands_as_somebody_else() {
+        let me = unistd::geteuid();
+        let root = resolve(Some("root"), me);
+        if me.is_root() {
+            assert!(!root.expect("root may name itself").change);
+            assert!(resolve(Some("nobody"), me).expect("root may name anybody").change);
+        } else {
+            assert!(root.expect_err("refused").contains("only root can"));
+            assert!(!resolve(None, me).expect("oneself").change);
+        }
+        // A uid that is not root's, whoever runs this test.
+        let refused = resolve(Some("root"), Uid::from_raw(12_345)).expect_err("refused");
+        assert_eq!(refused, "the daemon runs as uid 12345 and cannot become root; only root can");
+        assert_eq!(resolve(Some("no-such-user"), me), Err("there is no such user on this host".to_owned()));
+    }
+
+    #[test]
+    fn a_nameless_user_is_called_by_its_number() {
+        let identity = resolve(None, Uid::from_raw(3_999_999)).expect("a uid without a name");
+        assert_eq!((identity.name.as_str(), identity.uid, identity.change), ("3999999", 3_999_999, false));
+    }
+
+    #[test]
+    fn a_directory_is_entered_by_its_owner_its_group_or_anybody() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let inner = dir.path().join("inner");
+        fs::create_dir(&inner).expect("a directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+        for (mode, enters) in [(0o755, true), (0o711, true), (0o750, false), (0o700, false)] {
+            fs::set_permissions(&inner, fs::Permissions::from_mode(mode)).expect("a mode");
+            assert_eq!(can_enter(&someone(), &inner), enters, "{mode:o}");
+        }
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).expect("a mode");
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o755)).expect("a mode");
+        assert!(!can_enter(&someone(), &inner), "what is above counts too");
+        assert!(!can_enter(&someone(), &dir.path().join("none")));
+    }
+
+    #[test]
+    fn a_command_of_another_user_is_told_who_it_is() {
+        let given = vec![("HOME".into(), "/root".into()), ("PATH".into(), "/bin".into())];
+        let told = environment(&someone(), given.clone());
+        assert!(told.contains(&("HOME".into(), "/home/x".into())));
+        assert!(told.contains(&("LOGNAME".into(), "x".into())));
+        assert_eq!(told.len(), 4);
+        let own = Identity { change: false, ..someone() };
+        assert_eq!(environment(&own, given.clone()), given);
+    }
+}

@@ -1,0 +1,238 @@
+//! From what was written to what holds: every value checked, every mistake reported.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::unistd::Uid;
+
+use super::{
+    ServerSettings, Settings,
+    flags::ServeFlags,
+    identity,
+    listen::ListenAddress,
+    problem::{Problem, Source},
+    state_dir, tokens,
+    values::{Given, Values},
+};
+use crate::{
+    keeper::protocol::Identity,
+    server,
+    service::auth::TokenDigest,
+    telemetry::{LogFormat, LogLevel, LogSettings},
+};
+
+/// What the daemon finds around it when it is started.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// Its effective user.
+    pub uid: u32,
+    /// The directory that it was started in. `None`: it is gone, or cannot be named.
+    pub start_dir: Option<PathBuf>,
+    /// Its environment.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        Self {
+            uid: nix::unistd::geteuid().as_raw(),
+            start_dir: std::env::current_dir().ok(),
+            environment: std::env::vars_os().collect(),
+        }
+    }
+
+    /// A path as it was written, made absolute.
+    fn absolute(&self, path: &str) -> PathBuf {
+        self.start_dir.as_deref().unwrap_or(Path::new("/")).join(path)
+    }
+}
+
+/// A configuration without mistakes.
+#[derive(Debug)]
+pub struct Daemon {
+    /// What the server is told.
+    pub server: ServerSettings,
+    /// Where to listen; at least one.
+    pub listeners: Vec<ListenAddress>,
+    /// Who commands run as.
+    pub identity: Identity,
+    /// What is unprotected in this mode, as one clause. `None`: nothing to state.
+    pub unprotected: Option<String>,
+    /// Longest time from SIGTERM to the end.
+    pub drain_limit: Duration,
+}
+
+/// Reads the file, if one is named, and makes a configuration of it and the command line.
+///
+/// # Errors
+/// All mistakes, in the order of the keys.
+pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Problem>> {
+    let ServeFlags { file, flags } = given;
+    let mut values = Values::read(flags, file.as_deref());
+    let insecure = values.switch("insecure").unwrap_or(false);
+    let listeners = listeners(&mut values, around, insecure);
+    let state_dir = state_directory(&mut values, around);
+    let identity = identity(&mut values, around);
+    let tokens = tokens(&mut values, around, &listeners);
+    let workdir = default_workdir(&mut values, around, identity.as_ref());
+    let log = log_settings(&mut values);
+    let environment = Settings::command_environment(around.environment.iter().cloned());
+    let environment = match &identity {
+        Some(identity) => identity::environment(identity, environment),
+        None => environment,
+    };
+    // As with the default workdir: what cannot travel as text, or is gone, is no start.
+    let start_dir = around.start_dir.clone().filter(|dir| dir.to_str().is_some());
+    let defaults = Settings {
+        start_dir: start_dir.unwrap_or_else(|| workdir.clone()),
+        ..Settings::new(state_dir, workdir, environment)
+    };
+    let settings = settings(&mut values, defaults);
+    match identity {
+        Some(identity) if values.problems.is_empty() => Ok(Daemon {
+            drain_limit: drain_limit(&settings),
+            unprotected: (identity.uid == 0).then(|| {
+                "commands run as root and can read and change everything here, the daemon's tokens and state included"
+                    .to_owned()
+            }),
+            server: ServerSettings { engine: settings, tokens, daemon_uid: around.uid, log },
+            listeners,
+            identity,
+        }),
+        Some(_) | None => Err(values.problems),
+    }
+}
+
+fn listeners(values: &mut Values, around: &Surroundings, insecure: bool) -> Vec<ListenAddress> {
+    let given = values.list("listen");
+    if given.is_empty() {
+        values.note(Problem::new(
+            Source::Missing("listen"),
+            "must be given at least once, as an option or in the file: unix:PATH or tcp:HOST:PORT",
+        ));
+    }
+    let base = around.absolute("");
+    let mut listeners = Vec::new();
+    for one in given {
+        match ListenAddress::parse(&one.value, &base) {
+            Ok(address) if address.is_beyond_loopback() && !insecure => values.note(one.problem(
+                "other hosts can reach it and nothing is encrypted; give --insecure if the network is private",
+            )),
+            Ok(address) => listeners.push(address),
+            Err(problem) => values.note(one.problem(problem)),
+        }
+    }
+    listeners
+}
+
+fn state_directory(values: &mut Values, around: &Surroundings) -> PathBuf {
+    match values.text("state_dir") {
+        Some(given) => around.absolute(&given.value),
+        None => state_dir::default_path(around.uid == 0).unwrap_or_else(|problem| {
+            values.note(Problem::new(Source::Missing("state-dir"), problem));
+            PathBuf::new()
+        }),
+    }
+}
+
+fn identity(values: &mut Values, around: &Surroundings) -> Option<Identity> {
+    let given = values.text("run_as");
+    match identity::resolve(given.as_ref().map(|given| given.value.as_str()), Uid::from_raw(around.uid)) {
+        Ok(identity) => Some(identity),
+        Err(problem) => {
+            values.note(match given {
+                Some(given) => given.problem(problem),
+                None => Problem::new(Source::Missing("run-as"), problem),
+            });
+            None
+        }
+    }
+}
+
+fn tokens(values: &mut Values, around: &Surroundings, listeners: &[ListenAddress]) -> Vec<TokenDigest> {
+    match values.text("token_file") {
+        Some(given) => tokens::read(&around.absolute(&given.value), around.uid).unwrap_or_else(|problem| {
+            values.note(given.problem(problem));
+            Vec::new()
+        }),
+        None => {
+            if listeners.iter().any(ListenAddress::is_tcp) {
+                values.note(Problem::new(
+                    Source::Missing("token-file"),
+                    "must be given to listen on TCP, on loopback too: every local user and every command can connect there",
+                ));
+            }
+            Vec::new()
+        }
+    }
+}
+
+/// The configured directory; else the one that the daemon was started in; else, where commands cannot enter that, their
+/// user's home; else the root.
+fn default_workdir(values: &mut Values, around: &Surroundings, identity: Option<&Identity>) -> PathBuf {
+    let enters = |path: &Path| identity.is_none_or(|identity| identity::can_enter(identity, path));
+    if let Some(Given { value, source }) = values.text("default_workdir") {
+        let path = around.absolute(&value);
+        if !path.is_dir() {
+            values.note(Problem::new(source, "must be a directory that exists"));
+        } else if !enters(&path) {
+            values.note(Problem::new(source, "the user that commands run as cannot enter it"));
+        }
+        return path;
+    }
+    let home = identity.map(|identity| identity.home.clone());
+    let candidates = [around.start_dir.clone(), home];
+    // Paths travel between the daemon's processes as text.
+    let usable = |path: &PathBuf| path.to_str().is_some() && path.is_dir() && enters(path);
+    candidates.into_iter().flatten().find(usable).unwrap_or_else(|| "/".into())
+}
+
+fn log_settings(values: &mut Values) -> LogSettings {
+    let LogSettings { level, format } = LogSettings::default();
+    LogSettings {
+        level: values.word("log_level", &LogLevel::WORDS).unwrap_or(level),
+        format: values.word("log_format", &LogFormat::WORDS).unwrap_or(format),
+    }
+}
+
+/// The defaults with what was given in place of them.
+fn settings(values: &mut Values, defaults: Settings) -> Settings {
+    let mut whole = |name, default| values.whole(name).unwrap_or(default);
+    let defaults = Settings {
+        max_output_bytes: whole("max_output_bytes", defaults.max_output_bytes),
+        max_spill_bytes: whole("max_spill_bytes", defaults.max_spill_bytes),
+        grace_ms: whole("grace_ms", defaults.grace_ms),
+        drain_quiet_ms: whole("drain_quiet_ms", defaults.drain_quiet_ms),
+        drain_total_ms: whole("drain_total_ms", defaults.drain_total_ms),
+        heartbeat_ms: whole("heartbeat_ms", defaults.heartbeat_ms),
+        max_tasks_per_owner: whole("max_tasks_per_owner", defaults.max_tasks_per_owner),
+        max_tasks: whole("max_tasks", defaults.max_tasks),
+        max_leftovers_per_owner: whole("max_leftovers_per_owner", defaults.max_leftovers_per_owner),
+        max_finished_per_owner: whole("max_finished_per_owner", defaults.max_finished_per_owner),
+        finished_kept_seconds: whole("finished_kept_seconds", defaults.finished_kept_seconds),
+        max_completions_per_owner: whole("max_completions_per_owner", defaults.max_completions_per_owner),
+        ..defaults
+    };
+    Settings {
+        timeout_ms: values.milliseconds("timeout_ms").unwrap_or(defaults.timeout_ms),
+        max_timeout_ms: values.milliseconds("max_timeout_ms").unwrap_or(defaults.max_timeout_ms),
+        reap_descendants: values.switch("reap_descendants").unwrap_or(defaults.reap_descendants),
+        ..defaults
+    }
+}
+
+/// What ending everything takes at the longest, as far as it can be bounded, with the server's closing.
+fn drain_limit(settings: &Settings) -> Duration {
+    /// Proof of the end after the grace, and scheduling.
+    const ALLOWANCE: Duration = Duration::from_secs(3);
+
+    Duration::from_millis(settings.grace_ms + settings.drain_total_ms) + server::LONGEST_CLOSING + ALLOWANCE
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt};
+
+use super::*;
+use crate::config::{keys::KEYS, parse};
+
+/// A directory with files in it, removed at the end.
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self { dir: tempfile::tempdir().expect("a temporary directory") };
+        scene.file("token", "0123456789abcdef\n");
+        // Whoever the commands run as may enter.
+        fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+        scene
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("a mode");
+        path.to_str().expect("a plain path").to_owned()
+    }
+
+    fn around(&self) -> Surroundings {
+        Surroundings {
+            start_dir: Some(self.dir.path().to_owned()),
+            environment: vec![("PATH".into(), "/bin".into()), ("A_TOKEN".into(), "x".into())],
+            ..Surroundings::of_this_process()
+        }
+    }
+
+    /// Loads a command line; commands run as whoever runs this test.
+    fn load(&self, arguments: &[&str]) -> Result<Daemon, Vec<String>> {
+        let me = nix::unistd::geteuid().to_string();
+        let head = ["executor-daemon", "serve", "--run-as", &me, "--state-dir", "state"];
+        let asked = parse(head.iter().chain(arguments).map(OsString::from)).expect("a command line");
+        let crate::config::Asked::Serve(flags) = asked else { panic!("not serve") };
+        let here = format!("{}/", self.dir.path().display());
+        load(flags, &self.around())
+            .map_err(|problems| problems.iter().map(|problem| problem.to_string().replace(&here, "")).collect())
+    }
+}
+
+#[test]
+fn nothing_but_an_address_gives_the_defaults() {
+    let scene = Scene::new();
+    let daemon = scene.load(&["--listen", "unix:x.sock"]).expect("a configuration");
+    let here = scene.dir.path();
+    let environment = Settings::command_environment([("PATH".into(), "/bin".into())]);
+    assert_eq!(daemon.server.engine, Settings::new(here.join("state"), here.to_owned(), environment));
+    assert_eq!(daemon.listeners, [ListenAddress::Unix(here.join("x.sock"))]);
+    assert_eq!(daemon.server.tokens, Vec::<TokenDigest>::new());
+    let decoded = ServerSettings::decode(&daemon.server.encode().expect("it can be handed over"));
+    assert_eq!(decoded.expect("and taken"), daemon.server);
+}
+
+#[test]
+fn the_file_holds_every_key_and_options_win_over_it() {
+    let scene = Scene::new();
+    scene.file(
+        "config.toml",
+        "listen = ['unix:a', 'tcp:127.0.0.1:0']\ntoken_file = 'token'\ninsecure = true\ndefault_workdir = '/'\n\
+         timeout_ms = 1.5\nmax_timeout_ms = 2\nmax_output_bytes = 1\nmax_spill_bytes = 2\ngrace_ms = 3\n\
+         drain_quiet_ms = 4\ndrain_total_ms = 5\nheartbeat_ms = 60\nreap_descendants = true\nmax_tasks_per_owner = 7\n\
+         max_tasks = 8\nmax_leftovers_per_owner = 9\nmax_finished_per_owner = 10\nfinished_kept_seconds = 11\n\
+         max_completions_per_owner = 12\nlog_level = 'trace'\nlog_format = 'json'\n",
+    );
+    let config = scene.dir.path().join("config.toml").display().to_string();
+    let from_file = scene.load(&["--config", &config]).expect("a configuration");
+    assert_eq!(from_file.listeners.len(), 2);
+    assert_eq!(from_file.server.tokens, [crate::service::auth::digest(b"0123456789abcdef")]);
+    assert_eq!(from_file.server.log, LogSettings { level: LogLevel::Trace, format: LogFormat::Json });
+    let engine = &from_file.server.engine;
+    let wanted = Settings {
+        timeout_ms: 1.5,
+        max_timeout_ms: 2.0,
+        max_output_bytes: 1,
+        max_spill_bytes: 2,
+        grace_ms: 3,
+        drain_quiet_ms: 4,
+        drain_total_ms: 5,
+        heartbeat_ms: 60,
+        reap_descendants: true,
+        max_tasks_per_owner: 7,
+        max_tasks: 8,
+        max_leftovers_per_owner: 9,
+        max_finished_per_owner: 10,
+        finished_kept_seconds: 11,
+        max_completions_per_owner: 12,
+        ..Settings::new(engine.state_dir.clone(), "/".into(), engine.environment.clone())
+    };
+    assert_eq!(*engine, wanted);
+
+    let options = ["--config", &config, "--grace-ms", "500", "--listen", "unix:b", "--reap-descendants=false"];
+    let both = scene.load(&options).expect("a configuration");
+    assert_eq!(both.server.engine, Settings { grace_ms: 500, reap_descendants: false, ..wanted });
+    assert_eq!(both.listeners, [ListenAddress::Unix(scene.dir.path().join("b"))]);
+}
+
+#[test]
+fn help_states_the_defaults_that_hold() {
+    let defaults = Settings::new("/".into(), "/".into(), Vec::new());
+    let stated: BTreeMap<_, _> = KEYS.iter().filter_map(|key| Some((key.name, key.default?))).collect();
+    for (name, value) in [
+        ("timeout_ms", defaults.timeout_ms.to_string()),
+        ("max_timeout_ms", defaults.max_timeout_ms.to_string()),
+        ("max_output_bytes", defaults.max_output_bytes.to_string()),
+        ("max_spill_bytes", defaults.max_spill_bytes.to_string()),
+        ("grace_ms", defaults.grace_ms.to_string()),
+        ("drain_quiet_ms", defaults.drain_quiet_ms.to_string()),
+        ("drain_total_ms", defaults.drain_total_ms.to_string()),
+        ("heartbeat_ms", defaults.heartbeat_ms.to_string()),
+        ("reap_descendants", defaults.reap_descendants.to_string()),
+        ("max_tasks_per_owner", defaults.max_tasks_per_owner.to_string()),
+        ("max_tasks", defaults.max_tasks.to_string()),
+        ("max_leftovers_per_owner", defaults.max_leftovers_per_owner.to_string()),
+        ("max_finished_per_owner", defaults.max_finished_per_owner.to_string()),
+        ("finished_kept_seconds", defaults.finished_kept_seconds.to_string()),
+        ("max_completions_per_owner", defaults.max_completions_per_owner.to_string()),
+    ] {
+        assert_eq!(stated.get(name).copied(), Some(value.as_str()), "{name}");
+    }
+}
+
+#[test]
+fn every_mistake_is_reported_at_once() {
+    let scene = Scene::new();
+    scene.file(
+        "bad.toml",
+        "listen = ['https://0.0.0.0:1', 7]\ntoken_file = 'none'\ntimeout_ms = -5\nmax_output_bytes = '64k'\n\
+         gracems = 3\ncolour = 'red'\nlog_level = 'loud'\nreap_descendants = 1\ndefault_workdir = 'none'\n",
+    );
+    let config = scene.dir.path().join("bad.toml").display().to_string();
+    let problems = scene
+        .load(&[
+            "--config",
+            &config,
+            "--max-tasks",
+            "0",
+            "--heartbeat-ms",
+            "-1",
+            "--timeout-ms",
+            "soon",
+            "--log-format",
+            "xml",
+        ])
+        .expect_err("mistakes");
+    let keys = KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ");
+    let wanted = [
+        "bad.toml: gracems = 3: unknown key; did you mean grace_ms?".to_owned(),
+        format!("bad.toml: colour = \"red\": unknown key; the keys are {keys}"),
+        "bad.toml: listen = 7: must be one or more texts".to_owned(),
+        "bad.toml: listen = \"https://0.0.0.0:1\": TLS is not supported yet; use tcp:HOST:PORT on a private network \
+         with --insecure, or unix:PATH"
+            .to_owned(),
+        "bad.toml: token_file = \"none\": cannot be read: No such file or directory (os error 2)".to_owned(),
+        "bad.toml: default_workdir = \"none\": must be a directory that exists".to_owned(),
+        "bad.toml: log_level = \"loud\": must be one of error, warn, info, debug, trace".to_owned(),
+        "--log-format xml: must be one of text, json".to_owned(),
+        "bad.toml: max_output_bytes = \"64k\": must be a whole number of bytes from 1 to 16777216".to_owned(),
+        "--heartbeat-ms -1: must be a whole number of milliseconds from 10 to 60000".to_owned(),
+        "--max-tasks 0: must be a whole number of tasks from 1 to 1000000".to_owned(),
+        "--timeout-ms soon: must be a positive number of milliseconds".to_owned(),
+        "bad.toml: timeout_ms = -5: must be a positive number of milliseconds".to_owned(),
+        "bad.toml: reap_descendants = 1: must be true or false".to_owned(),
+    ];
+    let mut problems = problems;
+    let mut wanted = wanted.to_vec();
+    problems.sort();
+    wanted.sort();
+    assert_eq!(problems, wanted);
+}
+
+#[test]
+fn tcp_needs_tokens_and_beyond_loopback_a_word_for_it() {
+    let scene = Scene::new();
+    let problems = scene.load(&["--listen", "tcp:127.0.0.1:0"]).expect_err("no tokens");
+    assert_eq!(problems.len(), 1);
+    assert!(problems[0].starts_with("--token-file: must be given to listen on TCP"), "{problems:?}");
+
+    let problems = scene.load(&["--listen", "tcp:0.0.0.0:0", "--token-file", "token"]).expect_err("not insecure");
+    assert_eq!(
+        problems,
+        [
+            "--listen tcp:0.0.0.0:0: other hosts can reach it and nothing is encrypted; give --insecure if the network is \
+          private"
+        ]
+    );
+    scene.load(&["--listen", "tcp:127.0.0.1:0", "--token-file", "token"]).expect("loopback needs no more");
+    scene.load(&["--listen", "tcp:0.0.0.0:0", "--token-file", "token", "--insecure"]).expect("it was said");
+}
+
+#[test]
+fn a_configuration_without_an_address_or_file_is_one_line() {
+    let scene = Scene::new();
+    assert_eq!(
+        scene.load(&[]).expect_err("no address"),
+        ["--listen: must be given at least once, as an option or in the file: unix:PATH or tcp:HOST:PORT"]
+    );
+    let missing = scene.load(&["--config", "/nowhere.toml", "--listen", "unix:x"]).expect_err("no file");
+    assert_eq!(missing, ["/nowhere.toml: cannot be read: No such file or directory (os error 2)"]);
+    let broken = scene.file("broken.toml", "grace_ms = 1\ntimeout_ms = = 2\n");
+    let problems = scene.load(&["--config", &broken, "--listen", "unix:x"]).expect_err("not TOML");
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].starts_with("broken.toml: line 2: "), "{problems:?}");
+}
+
+#[test]
+fn a_start_directory_that_commands_cannot_enter_is_replaced_by_their_home() {
+    let scene = Scene::new();
+    let home = scene.dir.path().join("home");
+    fs::create_dir(&home).expect("a directory");
+    let private = scene.dir.path().join("private");
+    fs::create_dir(&private).expect("a directory");
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).expect("a mode");
+    let identity = Identity {
+        name: "x".into(),
+        uid: 3_999_999,
+        gid: 3_999_999,
+        groups: Vec::new(),
+        home: home.clone(),
+        change: true,
+    };
+    let around = Surroundings { start_dir: Some(private), ..scene.around() };
+    let mut values = Values::read(BTreeMap::new(), None);
+    assert_eq!(default_workdir(&mut values, &around, Some(&identity)), home);
+    let homeless = Identity { home: "/nowhere".into(), ..identity };
+    assert_eq!(default_workdir(&mut values, &around, Some(&homeless)), Path::new("/"));
+    assert!(values.problems.is_empty());
+}

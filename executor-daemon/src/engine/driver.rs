@@ -1,0 +1,301 @@
+//! Takes one command from its spawn to its end, and what is left of it to its own: the only one who asks the keeper to
+//! end it, makes its result, and forgets it. Others change its state ([`super::task`]) and the driver acts on that.
+//!
+//! ```text
+//!   until the shell has ended ─► until the output is settled ─► result ─► until nothing is alive ─► forget or keep
+//! ```
+//! Requests to end it are answered in each of the first four. The driver does not read output (the streams do) and knows no
+//! caller.
+
+use std::{
+    future::poll_fn,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use executor_proto::types::{Exit, RunResult};
+use futures_core::future::BoxFuture;
+use futures_util::future::join;
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Inner,
+    entry::Entry,
+    now_ms,
+    registry::Kind,
+    task::{Cause, Phase, State, exit_of},
+};
+use crate::{
+    keeper::link::ProcessEvent,
+    limits::{CommandPermit, TaskPermit},
+};
+
+/// How long the news of the shell's exit may come after the news that nothing is alive.
+const EXIT_NEWS: Duration = Duration::from_secs(1);
+
+/// Why an exit is unknown when the keeper is lost, in the words of the model's text.
+const KEEPER_LOST: &str = "executor restarted";
+
+/// What a driver is started with.
+pub(super) struct Driver {
+    engine: Weak<Inner>,
+    entry: Arc<Entry>,
+    /// `None`: no more will come.
+    events: Option<mpsc::UnboundedReceiver<ProcessEvent>>,
+    states: watch::Receiver<State>,
+    /// The end that the keeper is asked for.
+    end: Option<BoxFuture<'static, Vec<u32>>>,
+    /// When the run's timer fires.
+    deadline: Option<tokio::time::Instant>,
+    /// When the news of the shell's exit are overdue.
+    exit_due: Option<tokio::time::Instant>,
+    exited: Option<Instant>,
+    task_permit: Option<TaskPermit>,
+    _command_permit: CommandPermit,
+}
+
+impl Driver {
+    /// For a command that has just been started. `timeout`: from its start, for runs.
+    pub(super) fn new(
+        engine: Weak<Inner>,
+        entry: Arc<Entry>,
+        events: mpsc::UnboundedReceiver<ProcessEvent>,
+        timeout: Option<Duration>,
+        permits: (CommandPermit, Option<TaskPermit>),
+    ) -> Self {
+        let started = tokio::time::Instant::from_std(entry.facts.started);
+        Self {
+            engine,
+            states: entry.subscribe(),
+            events: Some(events),
+            end: None,
+            // A timeout beyond what the clock can count never fires.
+            deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
+            exit_due: None,
+            exited: None,
+            task_permit: permits.1,
+            _command_permit: permits.0,
+            entry,
+        }
+    }
+
+    /// The whole way. Returns what is left to do when the executor stops and something survives: [`Driver::linger`].
+    pub(super) async fn drive(mut self) -> Option<Self> {
+        self.until_shell_ended().await;
+        if self.entry.has_leftovers() && self.engine.upgrade().is_some_and(|engine| engine.settings.reap_descendants) {
+            self.entry.apply(|state| state.request(Cause::Leftovers));
+        }
+        self.until_settled().await;
+        self.make_result().await;
+        while self.entry.look(|state| state.alive() || state.ending()) {
+            if self.draining() && self.entry.look(|state| !state.ending()) {
+                return Some(self);
+            }
+            self.step().await;
+        }
+        self.finish().await;
+        None
+    }
+
+    /// Goes on until nothing is alive, for who still asks after the executor's drain.
+    pub(super) async fn linger(mut self) {
+        while self.entry.look(|state| state.alive() || state.ending()) {
+            self.step().await;
+        }
+        self.finish().await;
+    }
+
+    async fn until_shell_ended(&mut self) {
+        while self.entry.look(State::phase) == Phase::Running {
+            if self.gave_up() {
+                // Its caller gets an answer in time; what survives is named beside it.
+                self.shell_ended(Exit::Unknown("still running".to_owned()), false);
+                return;
+            }
+            self.step().await;
+        }
+    }
+
+    /// What was to be ended could not be, and nobody can wait for it any longer.
+    fn gave_up(&self) -> bool {
+        let hopeless = self.entry.look(|state| !state.ending() && !state.survivors().is_empty());
+        hopeless && (self.entry.facts.kind == Kind::Run || self.draining())
+    }
+
+    fn draining(&self) -> bool {
+        self.engine.upgrade().is_none_or(|engine| engine.registry().draining())
+    }
+
+    /// Takes the last output: all of it when everything is dead, else what comes within the drain.
+    async fn until_settled(&mut self) {
+        let Some((quiet, total)) = self.engine.upgrade().map(|engine| engine.drain_times()) else { return };
+        loop {
+            // What is being ended may still write: first the end, then the drain.
+            while self.entry.look(State::ending) {
+                self.step().await;
+            }
+            let ends_done = self.entry.look(State::ends_done);
+            let entry = Arc::clone(&self.entry);
+            let until = Instant::now() + total;
+            let settle = join(entry.streams.stdout.settle(quiet, until), entry.streams.stderr.settle(quiet, until));
+            let mut settle = std::pin::pin!(settle);
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = &mut settle => break,
+                    () = self.step() => {}
+                }
+            }
+            if self.entry.look(|state| !state.ending() && state.ends_done() == ends_done) {
+                return;
+            }
+        }
+    }
+
+    async fn make_result(&mut self) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        let entry = &self.entry;
+        let left = match entry.has_leftovers() {
+            true => engine.keeper.processes(entry.facts.handle).await,
+            false => Vec::new(),
+        };
+        entry.set_leftovers(left.len() as u64);
+        if entry.facts.kind == Kind::Run {
+            let (stdout, stderr) = join(entry.streams.stdout.result(), entry.streams.stderr.result()).await;
+            let state = entry.look(State::clone);
+            let survivors = state.survivors().to_vec();
+            let leftovers = left.iter().map(|process| process.pid).filter(|pid| !survivors.contains(pid)).collect();
+            let exited = self.exited.unwrap_or_else(Instant::now);
+            entry.set_result(RunResult {
+                exit: state.exit().cloned().unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned())),
+                timed_out_after_ms: state.timed_out().then_some(entry.facts.timeout_ms),
+                ended_by: state.ended_by(),
+                aborted: state.aborted(),
+                stdout,
+                stderr,
+                survivors,
+                leftovers,
+                sandbox_denied: None,
+                duration_ms: exited.duration_since(entry.facts.started).as_secs_f64() * 1e3,
+            });
+        }
+        // The task no longer runs, so its place is free before anybody is told.
+        self.task_permit = None;
+        entry.apply(State::settled);
+        if entry.facts.kind == Kind::Task {
+            engine.tell(entry);
+        }
+        if entry.has_leftovers() {
+            engine.limit_leftovers(&entry.facts.caller);
+        }
+    }
+
+    /// Nothing is alive: takes what is still in the pipes, gives everything back, and forgets or keeps.
+    async fn finish(self) {
+        let Some(engine) = self.engine.upgrade() else { return };
+        let (quiet, total) = engine.drain_times();
+        drop(engine);
+        let Entry { facts, streams, .. } = &*self.entry;
+        let until = Instant::now() + total;
+        join(streams.stdout.settle(quiet, until), streams.stderr.settle(quiet, until)).await;
+        streams.stdout.compact();
+        streams.stderr.compact();
+        let Some(engine) = self.engine.upgrade() else { return };
+        engine.keeper.release(facts.handle);
+        let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();
+        let keep = facts.kind == Kind::Task || spilled;
+        let max_finished = engine.settings.max_finished_per_owner;
+        let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
+        engine.forget(&forgotten);
+    }
+
+    /// Waits for the next thing that happens and applies it. Cancel-safe: whatever is taken is applied before this returns.
+    async fn step(&mut self) {
+        self.begin_wanted_end();
+        tokio::select! {
+            // The exit comes before the end that it belongs to, and is to be seen so.
+            biased;
+            event = next_event(&mut self.events) => self.event(event),
+            survivors = poll_end(&mut self.end) => self.end_done(survivors),
+            () = at(self.deadline) => {
+                self.deadline = None;
+                self.entry.apply(|state| state.request(Cause::Timeout));
+            }
+            () = at(self.exit_due) => {
+                self.shell_ended(Exit::Unknown("its exit was not reported".to_owned()), true);
+            }
+            // The sender lives in the entry that this driver holds.
+            _ = self.states.changed() => {}
+        }
+    }
+
+    fn begin_wanted_end(&mut self) {
+        // What this driver itself changed is no news to it.
+        self.states.mark_unchanged();
+        if !self.states.borrow().ending() || self.end.is_some() || !self.entry.apply(State::begin_end) {
+            return;
+        }
+        let Some(engine) = self.engine.upgrade() else { return self.entry.apply(|state| state.end_done(Vec::new())) };
+        let keeper = engine.keeper.clone();
+        let handle = self.entry.facts.handle;
+        let grace = Duration::from_millis(engine.settings.grace_ms);
+        self.end = Some(Box::pin(async move { keeper.end(handle, grace).await }));
+    }
+
+    fn event(&mut self, event: Option<ProcessEvent>) {
+        match event {
+            Some(ProcessEvent::Exited { status, empty }) => self.shell_ended(exit_of(status), empty),
+            Some(ProcessEvent::Empty) => self.entry.apply(State::emptied),
+            None => {
+                self.events = None;
+                if self.entry.look(State::alive) {
+                    // The keeper is gone, and with it everything that it had started.
+                    self.shell_ended(Exit::Unknown(KEEPER_LOST.to_owned()), true);
+                }
+            }
+        }
+    }
+
+    fn shell_ended(&mut self, exit: Exit, empty: bool) {
+        self.deadline = None;
+        self.exit_due = None;
+        self.exited.get_or_insert_with(Instant::now);
+        self.entry.apply(|state| state.shell_ended(exit, empty, now_ms()));
+    }
+
+    fn end_done(&mut self, survivors: Vec<u32>) {
+        self.end = None;
+        if !survivors.is_empty() {
+            tracing::warn!(id = %self.entry.facts.id, ?survivors, "processes could not be ended yet");
+        }
+        let phase = self.entry.apply(|state| {
+            state.end_done(survivors);
+            (state.phase() == Phase::Running && !state.alive()).then_some(())
+        });
+        self.exit_due = phase.map(|()| tokio::time::Instant::now() + EXIT_NEWS);
+    }
+}
+
+/// The next event; never, when no more will come.
+async fn next_event(events: &mut Option<mpsc::UnboundedReceiver<ProcessEvent>>) -> Option<ProcessEvent> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What the end that is under way comes to; never, when none is.
+async fn poll_end(end: &mut Option<BoxFuture<'static, Vec<u32>>>) -> Vec<u32> {
+    match end {
+        Some(end) => poll_fn(|context| end.as_mut().poll(context)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns at this time; never, where there is none.
+async fn at(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,75 @@
+//! What this executor is, for people and for clients that adapt.
+
+use std::{fs, os::unix::ffi::OsStrExt};
+
+use bytes::Bytes;
+use executor_proto::types::{ExecutorInfo, SandboxMode};
+
+use crate::{config::Settings, keeper::protocol::Identity};
+
+/// Optional behaviour that this executor has.
+const FEATURES: [&str; 2] = ["spill", "follow"];
+
+/// Everything that [`ExecutorInfo`] says, learned once.
+pub(super) fn info(
+    settings: &Settings,
+    identity: Option<&Identity>,
+    instance_id: String,
+    max_tasks: u64,
+) -> ExecutorInfo {
+    let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    ExecutorInfo {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_revision: executor_proto::PROTOCOL_REVISION,
+        instance_id,
+        hostname,
+        boot_id: boot_id.trim().to_owned(),
+        default_workdir: Bytes::copy_from_slice(settings.default_workdir.as_os_str().as_bytes()),
+        default_timeout_ms: settings.timeout_ms,
+        max_timeout_ms: settings.max_timeout_ms,
+        max_output_bytes: settings.max_output_bytes,
+        max_spill_bytes: settings.max_spill_bytes,
+        grace_ms: settings.grace_ms,
+        max_command_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
+        max_stdin_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
+        max_tasks_per_owner: settings.max_tasks_per_owner,
+        max_tasks,
+        max_leftovers_per_owner: settings.max_leftovers_per_owner,
+        resume_window_ms: 0,
+        heartbeat_ms: settings.heartbeat_ms,
+        run_as_user: identity.map(|identity| identity.name.clone()).unwrap_or_default(),
+        run_as_uid: identity.map_or(u32::MAX, |identity| identity.uid),
+        sandbox_modes: vec![SandboxMode::DangerFullAccess],
+        features: FEATURES.map(str::to_owned).into(),
+        stated_limits: stated_limits(identity.map(|identity| identity.uid), nix::unistd::geteuid().as_raw()),
+    }
+}
+
+/// What is not protected when commands run as `command_uid` and the engine as `own_uid`.
+fn stated_limits(command_uid: Option<u32>, own_uid: u32) -> Vec<String> {
+    let mut limits = Vec::new();
+    if command_uid == Some(0) {
+        limits.push("commands run as root: they can read the executor's memory, token and state, end it, and change anything on this host");
+    } else if command_uid == Some(own_uid) {
+        limits.push("commands run as the executor's own user: they can signal it, read its memory and change its state directory");
+    }
+    limits.push("files are not fenced: a command can read and write whatever its user can");
+    limits
+        .push("sessions of one tenant share a user: their commands can signal each other and read each other's files");
+    limits.push("finished tasks and unacknowledged completions are kept in memory and end with the executor");
+    limits.into_iter().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_as_root_or_as_oneself_is_said() {
+        let said = |command, own, word: &str| stated_limits(Some(command), own).iter().any(|one| one.contains(word));
+        assert!(said(0, 0, "run as root") && said(0, 7, "run as root"));
+        assert!(said(7, 7, "own user") && !said(7, 7, "root"));
+        assert!(!said(7, 0, "own user") && !said(7, 0, "as root"));
+    }
+}

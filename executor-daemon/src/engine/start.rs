@@ -1,0 +1,231 @@
+//! Starting a command: reserved, spawned, named, registered, driven, in this order. A number is used only for what runs.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use executor_proto::{
+    error::ExecutorError,
+    types::{CommandSpec, StartKey, StreamName, TaskId},
+};
+use futures_core::future::BoxFuture;
+
+use super::{
+    Inner,
+    command::Prepared,
+    driver::Driver,
+    entry::{Both, Entry, Facts},
+    now_ms,
+    registry::{Kind, Reservation},
+    task::Cause,
+};
+use crate::{
+    ids::{Caller, ProcessHandle},
+    keeper::link::{ProcessEvent, Spawned},
+    limits::{CommandPermit, TaskPermit},
+    output::{self, SpillOpener, Stream, StreamOptions},
+};
+
+/// Longest start key and read id, in bytes.
+const MAX_KEY_BYTES: usize = 128;
+
+/// A command that may be started: checked, within its budgets, its key taken.
+pub(super) struct Start {
+    kind: Kind,
+    prepared: Prepared,
+    reservation: Reservation,
+    permits: (CommandPermit, Option<TaskPermit>),
+}
+
+/// Whether a client's random name has the right size.
+pub(super) fn check_name(field: &str, name: &str) -> Result<(), ExecutorError> {
+    match name.len() {
+        0 => Err(ExecutorError::invalid(field, "is empty")),
+        1..=MAX_KEY_BYTES => Ok(()),
+        _ => Err(ExecutorError::invalid(field, "is longer than 128 bytes")),
+    }
+}
+
+impl Start {
+    /// Decides whether it may happen.
+    pub(super) fn admit(
+        engine: &Inner,
+        kind: Kind,
+        caller: &Caller,
+        key: &StartKey,
+        spec: CommandSpec,
+    ) -> Result<Self, ExecutorError> {
+        check_name("key", &key.0)?;
+        let identity = engine
+            .keeper
+            .identities()
+            .first()
+            .ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        let prepared = Prepared::new(&engine.settings, identity, engine.ring_bytes, spec)?;
+        if engine.registry().draining() {
+            return Err(ExecutorError::Stopping);
+        }
+        let task_permit = match kind {
+            Kind::Run => None,
+            Kind::Task => Some(engine.limits.task(caller)?),
+        };
+        let permits = (engine.limits.command()?, task_permit);
+        let reservation = engine.registry().reserve(caller, key)?;
+        Ok(Self { kind, prepared, reservation, permits })
+    }
+
+    /// Does it. Must not be dropped before it is done.
+    pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<(Arc<Entry>, Prepared), ExecutorError> {
+        let spawned = match self.spawn(engine).await {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                engine.registry().give_back(self.reservation);
+                return Err(self.prepared.explain(error));
+            }
+        };
+        let started = Instant::now();
+        let Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events } = spawned;
+        let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
+            let open = |name, pipe, file| open_stream(engine, &id, handle, name, pipe, file);
+            let stdout = open(StreamName::Stdout, stdout, stdout_file)?;
+            let stderr = open(StreamName::Stderr, stderr, stderr_file)?;
+            Ok((id, Both { stdout, stderr }))
+        });
+        let (id, streams) = match named {
+            Ok(named) => named,
+            Err(error) => {
+                // It runs and nobody can name it: it must not go on.
+                engine.registry().give_back(self.reservation);
+                discard(engine, handle, events).await;
+                return Err(ExecutorError::Internal { problem: format!("the command could not be taken on: {error}") });
+            }
+        };
+        let facts = Facts {
+            id: id.clone(),
+            kind: self.kind,
+            caller: self.reservation.caller().clone(),
+            command: self.prepared.command.clone(),
+            workdir: self.prepared.workdir.clone(),
+            timeout_ms: self.prepared.timeout_ms,
+            handle,
+            pid,
+            started,
+            started_at_ms: now_ms(),
+        };
+        let entry = Arc::new(Entry::new(facts, streams));
+        {
+            let mut registry = engine.registry();
+            let taken_back = registry.register(self.reservation, id, Arc::clone(&entry));
+            if taken_back && self.kind == Kind::Run {
+                entry.apply(|state| state.request(Cause::Abort));
+            }
+            if registry.draining() {
+                entry.apply(|state| state.request(Cause::Stopping));
+            }
+        }
+        let timeout = (self.kind == Kind::Run).then(|| duration_of_ms(self.prepared.timeout_ms));
+        let driver = Driver::new(Arc::downgrade(engine), Arc::clone(&entry), events, timeout, self.permits);
+        engine.drivers.spawn(async move {
+            if let Some(rest) = driver.drive().await {
+                // A drain has waited long enough for it.
+                tokio::spawn(rest.linger());
+            }
+        });
+        Ok((entry, self.prepared))
+    }
+
+    async fn spawn(&self, engine: &Inner) -> Result<Spawned, ExecutorError> {
+        let stdin = self.prepared.stdin_file()?;
+        let script = self.prepared.script_file()?;
+        engine.keeper.spawn(self.prepared.spawn.clone(), stdin, script).await
+    }
+}
+
+/// Ends what was started and cannot be kept.
+async fn discard(
+    engine: &Inner,
+    handle: ProcessHandle,
+    mut events: tokio::sync::mpsc::UnboundedReceiver<ProcessEvent>,
+) {
+    let survivors = engine.keeper.end(handle, Duration::ZERO).await;
+    if !survivors.is_empty() {
+        tracing::error!(?survivors, "a command that could not be taken on could not be ended either");
+    }
+    while let Some(event) = events.recv().await {
+        match event {
+            ProcessEvent::Exited { empty: false, .. } => {}
+            ProcessEvent::Exited { empty: true, .. } | ProcessEvent::Empty => break,
+        }
+    }
+    engine.keeper.release(handle);
+}
+
+fn open_stream(
+    engine: &Arc<Inner>,
+    id: &TaskId,
+    handle: ProcessHandle,
+    name: StreamName,
+    pipe: OwnedFd,
+    file: OwnedFd,
+) -> io::Result<Arc<Stream>> {
+    let options = StreamOptions {
+        name,
+        tail_bytes: engine.settings.max_output_bytes,
+        ring_bytes: engine.ring_bytes,
+        max_spill_bytes: engine.settings.max_spill_bytes,
+    };
+    let prefix = format!("{id}.{}", name.as_str());
+    let opener = Opener { engine: Arc::downgrade(engine), handle, name, prefix };
+    Stream::start(pipe, file, options, Arc::new(opener))
+}
+
+/// The ring of each stream, in bytes.
+pub(super) fn ring_bytes(max_output_bytes: u64) -> u64 {
+    output::ring_bytes(max_output_bytes)
+}
+
+/// Asks the keeper for a stream's spill file. Holds the engine weakly: a stream must not keep a keeper alive that nobody uses.
+struct Opener {
+    engine: Weak<Inner>,
+    handle: ProcessHandle,
+    name: StreamName,
+    prefix: String,
+}
+
+impl SpillOpener for Opener {
+    fn open(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
+        Box::pin(async move {
+            let engine = self.engine.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+            engine.keeper.open_spill(self.handle, self.name, self.prefix.clone()).await
+        })
+    }
+}
+
+/// Milliseconds as they are given: not negative, and whatever is longer than a duration can be is the longest one.
+fn duration_of_ms(ms: f64) -> Duration {
+    Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_of_any_size_are_durations() {
+        assert_eq!(duration_of_ms(150.5), Duration::from_micros(150_500));
+        assert_eq!(duration_of_ms(1e-7), Duration::ZERO);
+        assert_eq!(duration_of_ms(2_147_483_648.0), Duration::from_millis(2_147_483_648));
+        assert_eq!(duration_of_ms(f64::INFINITY), Duration::MAX);
+    }
+
+    #[test]
+    fn names_have_1_to_128_bytes() {
+        assert!(check_name("key", "").is_err());
+        assert!(check_name("key", &"k".repeat(128)).is_ok());
+        assert!(check_name("key", &"k".repeat(129)).is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! What outlives the engine in the state directory: the name of this world of task ids, and the numbers that were used.
+//!
+//! A counter file holds two slots of 16 bytes, each a number (big-endian) and its complement, written in turn: a write that is
+//! cut short can spoil only the older one. The number is written before anybody is told the id that is made from it.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use crate::ids::TenantId;
+
+/// Bytes of one slot of a counter file: the number and its complement.
+const SLOT_BYTES: usize = 16;
+
+/// The state directory as the engine uses it.
+#[derive(Debug, Clone)]
+pub(super) struct StateDir {
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// Makes the directory (0700) where it is missing.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// The random name of this directory's world of ids, made at first use.
+    pub(super) fn instance_id(&self) -> io::Result<String> {
+        let path = self.path.join("instance-id");
+        match fs::read_to_string(&path) {
+            Ok(id) if id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) => return Ok(id),
+            Ok(_) => tracing::warn!(path = %path.display(), "the instance id is damaged, a new one is made"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let id = random_hex()?;
+        // Written beside and renamed, so that it is never there in part.
+        let beside = self.path.join(format!("instance-id.{id}"));
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        file.write_all(id.as_bytes())?;
+        fs::rename(&beside, &path)?;
+        Ok(id)
+    }
+
+    /// The counter of one kind of id of one tenant.
+    pub(super) fn counter(&self, tenant: &TenantId, kind: &str) -> io::Result<Counter> {
+        // A tenant's name is configuration and may hold anything; in hexadecimal it is a file name.
+        let name: String = tenant.0.bytes().map(|byte| format!("{byte:02x}")).collect();
+        Counter::open(&self.path.join(format!("{kind}-counter-{name}")))
+    }
+}
+
+/// Random letters that nobody can guess.
+fn random_hex() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Hands out 1, 2, 3 … and never a number twice, also by the next process.
+#[derive(Debug)]
+pub(super) struct Counter {
+    file: File,
+    latest: Mutex<u64>,
+}
+
+impl Counter {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut slots = [0; 2 * SLOT_BYTES];
+        let mut filled = 0;
+        while filled < slots.len() {
+            match file.read_at(&mut slots[filled..], filled as u64)? {
+                0 => break,
+                bytes => filled += bytes,
+            }
+        }
+        let latest = slots[..filled].chunks(SLOT_BYTES).filter_map(decode).max();
+        // A first write that was cut short was never told to anybody; anything longer that does not read back is damage.
+        if latest.is_none() && filled > SLOT_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the task counter is damaged"));
+        }
+        Ok(Self { file, latest: Mutex::new(latest.unwrap_or(0)) })
+    }
+
+    /// The next number. When it could not be written down it was not used.
+    pub(super) fn next(&self) -> io::Result<u64> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = *latest + 1;
+        let slot = if next % 2 == 1 { 0 } else { SLOT_BYTES as u64 };
+        self.file.write_all_at(&encode(next), slot)?;
+        *latest = next;
+        Ok(next)
+    }
+}
+
+fn encode(number: u64) -> [u8; SLOT_BYTES] {
+    let mut slot = [0; SLOT_BYTES];
+    slot[..8].copy_from_slice(&number.to_be_bytes());
+    slot[8..].copy_from_slice(&(!number).to_be_bytes());
+    slot
+}
+
+fn decode(slot: &[u8]) -> Option<u64> {
+    let (number, check) = slot.split_at_checked(8)?;
+    let number = u64::from_be_bytes(number.try_into().ok()?);
+    let check = u64::from_be_bytes(check.try_into().ok()?);
+    (check == !number).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(directory: &tempfile::TempDir) -> Counter {
+        StateDir::open(directory.path()).unwrap().counter(&TenantId::default_tenant(), "bash").unwrap()
+    }
+
+    #[test]
+    fn numbers_go_on_where_the_process_before_left_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let counter = open(&directory);
+        assert_eq!([counter.next().unwrap(), counter.next().unwrap(), counter.next().unwrap()], [1, 2, 3]);
+        assert_eq!(open(&directory).next().unwrap(), 4);
+        assert_eq!(open(&directory).next().unwrap(), 5);
+    }
+
+    #[test]
+    fn a_write_that_was_cut_short_gives_no_number_twice() {
+        for last in 1..6_u64 {
+            for cut in 0..SLOT_BYTES {
+                let directory = tempfile::tempdir().unwrap();
+                let counter = open(&directory);
+                for _ in 1..last {
+                    counter.next().unwrap();
+                }
+                // The write of `last` stops in the middle; the id was not told.
+                let slot = if last % 2 == 1 { 0 } else { SLOT_BYTES as u64 };
+                counter.file.write_all_at(&encode(last)[..cut], slot).unwrap();
+                assert!(open(&directory).next().unwrap() >= last, "{last} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn damage_is_an_error_and_not_a_second_bash_1() {
+        let directory = tempfile::tempdir().unwrap();
+        let counter = open(&directory);
+        counter.next().unwrap();
+        counter.next().unwrap();
+        counter.file.write_all_at(&[7; 2 * SLOT_BYTES], 0).unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        assert!(state.counter(&TenantId::default_tenant(), "bash").is_err());
+    }
+
+    #[test]
+    fn the_instance_id_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::open(directory.path()).unwrap();
+        let id = state.instance_id().unwrap();
+        assert_eq!(id.len(), 32);
+        assert_eq!(StateDir::open(directory.path()).unwrap().instance_id().unwrap(), id);
+    }
+}

@@ -1,0 +1,579 @@
+//! The keeper's loop, the same for the daemon and embedded: takes the engine's messages and the helpers' reports, and
+//! keeps of every command what must outlive the engine's process.
+//!
+//! ```text
+//!   starting ── Spawned ──> running ── Exited ──> leftovers ── Empty ──> empty ── Release ──> forgotten
+//!      └─ SpawnFailed ─> forgotten        └────── Exited{empty} ───────────┘
+//! ```
+//! A command whose helper died is *bereaved*: its processes have come to this process, which kills its children that are
+//! nobody else's until there are none, and then reports the end. A command whose engine died is *abandoned*: it is killed,
+//! and forgotten when it is empty. Neither changes the states above.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::OwnedFd,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::{Gid, Uid},
+};
+
+use super::{
+    channel::{Channel, Received},
+    helper::{Context, KILL_TIME, MAX_REAPED_AT_ONCE},
+    pool::{Lost, Pool},
+    protocol::{FromKeeper, Identity, SpawnSpec, Stage, Stream, ToKeeper},
+    spill::Spills,
+    streams::{Streams, StreamsAhead},
+    tree::{self, Reaped},
+    wire::{Frame, Packet},
+};
+use crate::ids::ProcessHandle;
+
+const LINK: u64 = 0;
+const SIGNALS: u64 = 1;
+
+/// Most messages taken from one connection before the others have their turn.
+const MAX_MESSAGES_AT_ONCE: usize = 64;
+
+/// What the loop leaves to its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// The server takes calls.
+    Ready,
+    /// The server has drained.
+    Drained,
+    /// The engine's process is gone or talks nonsense. Everything of it is being killed.
+    LinkLost,
+    /// A child that is no helper has ended.
+    Child {
+        /// Its id.
+        pid: i32,
+        /// Its raw wait status.
+        status: i32,
+    },
+    /// A signal came.
+    Signal(Signal),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Starting,
+    Running,
+    Leftovers,
+    Empty,
+}
+
+#[derive(Debug)]
+struct Command {
+    phase: Phase,
+    /// `None`: bereaved or empty.
+    helper: Option<u64>,
+    /// 0: not known.
+    shell: i32,
+    identity: usize,
+    /// Held until the engine releases them: its pipes and stream files.
+    kept: Vec<Rc<OwnedFd>>,
+    owed_ends: u32,
+    owed_lists: u32,
+    abandoned: bool,
+    /// The shell's status, when this process reaped it after the helper's death.
+    status: Option<i32>,
+}
+
+/// The search for the processes of helpers that died.
+#[derive(Debug)]
+struct Hunt {
+    bereaved: Vec<Lost>,
+    answer_at: Instant,
+    pass_at: Instant,
+    passes: u32,
+}
+
+/// The keeper's state.
+#[derive(Debug)]
+pub(super) struct Desk {
+    epoll: Epoll,
+    signals: SignalFd,
+    link: Option<Channel>,
+    pool: Pool,
+    commands: HashMap<ProcessHandle, Command>,
+    next_handle: u64,
+    spills: Spills,
+    ahead: StreamsAhead,
+    hunt: Option<Hunt>,
+    /// The server, a child that is neither helper nor orphan.
+    pub(super) server: Option<i32>,
+    notices: Vec<Notice>,
+    reap_more: bool,
+    prepare: bool,
+}
+
+impl Desk {
+    /// Makes this process a keeper: sub-reaper, working in `/`, all signals blocked, `watched` (and SIGCHLD) taken as
+    /// notices.
+    pub(super) fn open(identities: Vec<Identity>, spills: Spills, watched: &[Signal]) -> io::Result<Self> {
+        std::env::set_current_dir("/")?;
+        nix::sys::prctl::set_child_subreaper(true)?;
+        // Commands of the same user shall not read the environment or memory of this process.
+        nix::sys::prctl::set_dumpable(false)?;
+        let open_files = raise_open_files();
+        SigSet::all().thread_block()?;
+        let mut taken: SigSet = watched.iter().copied().collect();
+        taken.add(Signal::SIGCHLD);
+        let signals = SignalFd::with_flags(&taken, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
+        Ok(Self {
+            epoll,
+            signals,
+            link: None,
+            pool: Pool::new(Context { identities, open_files }),
+            commands: HashMap::new(),
+            next_handle: 1,
+            spills,
+            ahead: StreamsAhead::default(),
+            hunt: None,
+            server: None,
+            notices: Vec::new(),
+            reap_more: false,
+            prepare: true,
+        })
+    }
+
+    /// Takes a new engine's end and greets it.
+    pub(super) fn connect(
+        &mut self,
+        socket: OwnedFd,
+        listeners: Vec<(String, Rc<OwnedFd>)>,
+        server_settings: Vec<u8>,
+    ) -> io::Result<()> {
+        let (names, fds) = listeners.into_iter().unzip();
+        let hello = FromKeeper::Hello {
+            version: super::protocol::VERSION,
+            first_handle: self.next_handle,
+            identities: self.pool.context().identities.clone(),
+            listeners: names,
+            server_settings,
+        };
+        let mut link = Channel::register(&self.epoll, socket, LINK)?;
+        link.send(&self.epoll, Frame::encode(&hello)?, fds)?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Tells the engine to drain. False: there is nobody to tell.
+    pub(super) fn ask_for_drain(&mut self) -> bool {
+        self.tell(&FromKeeper::Drain, Vec::new());
+        self.link.is_some()
+    }
+
+    /// Kills everything that was started and is alive, and lets nobody wait for it.
+    pub(super) fn kill_everything(&mut self) {
+        let alive = self.commands.iter().filter(|(_, command)| command.phase != Phase::Empty);
+        let alive: Vec<_> = alive.map(|(handle, command)| (*handle, command.helper)).collect();
+        for (handle, helper) in alive {
+            if let Some(token) = helper {
+                self.instruct(token, &ToKeeper::End { handle, grace_ms: 0 });
+            }
+        }
+    }
+
+    /// Whether nothing that was started is alive.
+    pub(super) fn quiet(&self) -> bool {
+        self.commands.values().all(|command| command.phase == Phase::Empty)
+    }
+
+    /// Drops the engine's end, if there is one still: everything of it is killed.
+    pub(super) fn disconnect(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.close(&self.epoll);
+        }
+        self.kill_everything();
+        self.commands.retain(|_, command| command.phase != Phase::Empty);
+        for command in self.commands.values_mut() {
+            command.abandoned = true;
+            command.kept.clear();
+        }
+    }
+
+    /// The spill files.
+    pub(super) fn spills(&mut self) -> &mut Spills {
+        &mut self.spills
+    }
+
+    /// Waits until something happens, at most until `until`, and does it.
+    pub(super) fn turn(&mut self, until: Option<Instant>) -> io::Result<Vec<Notice>> {
+        let mut events = [EpollEvent::empty(); 64];
+        let count = match self.epoll.wait(&mut events, self.timeout(until)) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in &events[..count] {
+            let writable = event.events().contains(EpollFlags::EPOLLOUT);
+            match event.data() {
+                LINK => self.link_event(writable),
+                SIGNALS => self.signal_event(),
+                token => self.helper_event(token, writable),
+            }
+        }
+        if self.reap_more {
+            self.reap();
+        }
+        self.pursue_hunt();
+        if count == 0 && std::mem::take(&mut self.prepare) {
+            self.pool.make_spare(&self.epoll);
+            self.ahead.prepare();
+        }
+        Ok(std::mem::take(&mut self.notices))
+    }
+
+    fn timeout(&self, until: Option<Instant>) -> EpollTimeout {
+        if self.reap_more || self.prepare {
+            return EpollTimeout::ZERO;
+        }
+        let hunt = self.hunt.as_ref().map(|hunt| hunt.pass_at);
+        let Some(until) = until.into_iter().chain(hunt).min() else { return EpollTimeout::NONE };
+        let wait = until.saturating_duration_since(Instant::now());
+        // Rounded up, so that a wait never ends just before its moment.
+        let ms = if wait.is_zero() { 0 } else { wait.as_millis() + 1 };
+        EpollTimeout::try_from(ms).unwrap_or(EpollTimeout::MAX)
+    }
+
+    fn signal_event(&mut self) {
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
+            match signal {
+                Some(Signal::SIGCHLD) => self.reap_more = true,
+                Some(signal) => self.notices.push(Notice::Signal(signal)),
+                None => {}
+            }
+        }
+    }
+
+    // ---- the engine's process ----
+
+    fn link_event(&mut self, writable: bool) {
+        for _ in 0..MAX_MESSAGES_AT_ONCE {
+            let Some(link) = &mut self.link else { return };
+            if writable && link.flush(&self.epoll).is_err() {
+                return self.lose_link();
+            }
+            match link.receive() {
+                Received::Nothing => return,
+                Received::Closed => return self.lose_link(),
+                Received::Packet(packet) => match packet.decode() {
+                    Ok(message) => self.engine_says(message, packet),
+                    Err(_nonsense) => return self.lose_link(),
+                },
+            }
+        }
+    }
+
+    fn lose_link(&mut self) {
+        self.disconnect();
+        self.notices.push(Notice::LinkLost);
+    }
+
+    fn engine_says(&mut self, message: ToKeeper, packet: Packet) {
+        match message {
+            ToKeeper::Spawn { handle, spec } => self.spawn(handle, &spec, packet),
+            ToKeeper::End { handle, grace_ms: _ } => match self.alive(handle) {
+                Some(command) => {
+                    command.owed_ends += 1;
+                    self.pass_on(handle, packet);
+                }
+                None => self.tell(&FromKeeper::Ended { handle, survivors: Vec::new() }, Vec::new()),
+            },
+            ToKeeper::List { handle } => match self.alive(handle) {
+                Some(command) => {
+                    command.owed_lists += 1;
+                    self.pass_on(handle, packet);
+                }
+                None => self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new()),
+            },
+            ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
+            ToKeeper::RemoveSpill { path } => self.spills.remove(&path),
+            ToKeeper::Release { handle } => {
+                if self.commands.get(&handle).is_some_and(|command| command.phase == Phase::Empty) {
+                    self.commands.remove(&handle);
+                }
+            }
+            ToKeeper::Ready => self.notices.push(Notice::Ready),
+            ToKeeper::Drained => self.notices.push(Notice::Drained),
+        }
+    }
+
+    fn alive(&mut self, handle: ProcessHandle) -> Option<&mut Command> {
+        self.commands.get_mut(&handle).filter(|command| command.phase != Phase::Empty)
+    }
+
+    /// To the command's helper, as it came; a bereaved command has none, and is answered when it is empty.
+    fn pass_on(&mut self, handle: ProcessHandle, packet: Packet) {
+        if let Some(token) = self.commands.get(&handle).and_then(|command| command.helper) {
+            self.pool.send(&self.epoll, token, packet.into_parts().0);
+        }
+    }
+
+    fn tell(&mut self, message: &FromKeeper, fds: Vec<Rc<OwnedFd>>) {
+        let Some(link) = &mut self.link else { return };
+        let sent = Frame::encode(message).and_then(|frame| link.send(&self.epoll, frame, fds));
+        if sent.is_err() {
+            self.lose_link();
+        }
+    }
+
+    fn instruct(&mut self, token: u64, message: &ToKeeper) {
+        if let Ok(frame) = Frame::encode(message) {
+            self.pool.send(&self.epoll, token, frame);
+        }
+    }
+
+    fn spawn(&mut self, handle: ProcessHandle, spec: &SpawnSpec, packet: Packet) {
+        self.prepare = true;
+        if let Err((stage, errno)) = self.try_spawn(handle, spec, packet) {
+            self.tell(&FromKeeper::SpawnFailed { handle, stage, errno }, Vec::new());
+        }
+    }
+
+    fn try_spawn(&mut self, handle: ProcessHandle, spec: &SpawnSpec, packet: Packet) -> Result<(), (Stage, i32)> {
+        let refused = |errno: Errno| (Stage::Prepare, errno as i32);
+        let index = usize::try_from(spec.identity).map_err(|_too_large| refused(Errno::EINVAL))?;
+        let identity = self.pool.context().identities.get(index).ok_or(refused(Errno::EPERM))?;
+        let (frame, given) = packet.into_parts();
+        // Handles only grow, so that none is ever used twice.
+        if handle.0 < self.next_handle || given.len() != usize::from(spec.stdin) + usize::from(spec.script) {
+            return Err(refused(Errno::EINVAL));
+        }
+        self.next_handle = handle.0 + 1;
+        let failed = |stage| move |error: io::Error| (stage, error.raw_os_error().unwrap_or(libc::EIO));
+        let streams = self.ahead.take(spec.ring_bytes).map_err(failed(Stage::Prepare))?;
+        let Streams { read_ends, write_ends, files } = streams;
+        if identity.change {
+            // `> /dev/stderr` opens the pipe anew, as the command's user.
+            for pipe in &write_ends {
+                let owner = (Some(Uid::from_raw(identity.uid)), Some(Gid::from_raw(identity.gid)));
+                nix::unistd::fchown(pipe, owner.0, owner.1).map_err(refused)?;
+            }
+        }
+        let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
+        let helper = self.pool.assign(&self.epoll, handle, frame, fds).map_err(failed(Stage::Clone))?;
+        let kept = read_ends.into_iter().chain(files).map(Rc::new).collect();
+        let command = Command {
+            phase: Phase::Starting,
+            helper: Some(helper),
+            shell: 0,
+            identity: index,
+            kept,
+            owed_ends: 0,
+            owed_lists: 0,
+            abandoned: false,
+            status: None,
+        };
+        self.commands.insert(handle, command);
+        Ok(())
+    }
+
+    fn open_spill(&mut self, handle: ProcessHandle, stream: Stream, prefix: &str) {
+        let identity = self.commands.get(&handle).map(|command| command.identity);
+        let identity = identity.and_then(|index| self.pool.context().identities.get(index));
+        let opened = identity.ok_or(Errno::ESRCH.into()).and_then(|identity| self.spills.open_file(identity, prefix));
+        match opened {
+            Ok((file, path)) => {
+                self.tell(&FromKeeper::SpillOpened { handle, stream, path }, vec![Rc::new(file)]);
+            }
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                self.tell(&FromKeeper::SpillFailed { handle, stream, errno }, Vec::new());
+            }
+        }
+    }
+
+    // ---- helpers ----
+
+    fn helper_event(&mut self, token: u64, writable: bool) {
+        if writable {
+            self.pool.flush(&self.epoll, token);
+        }
+        for _ in 0..MAX_MESSAGES_AT_ONCE {
+            match self.pool.receive(token) {
+                Received::Nothing => return,
+                Received::Closed => return self.lose_helper(token),
+                Received::Packet(packet) => match packet.decode() {
+                    Ok(message) => self.helper_says(token, message, packet),
+                    // Not ours any more, whatever it is; its orphans come here.
+                    Err(_nonsense) => return self.lose_helper(token),
+                },
+            }
+        }
+    }
+
+    fn helper_says(&mut self, token: u64, message: FromKeeper, packet: Packet) {
+        let (handle, over) = match &message {
+            FromKeeper::Spawned { handle, .. }
+            | FromKeeper::Ended { handle, .. }
+            | FromKeeper::Processes { handle, .. } => (*handle, false),
+            FromKeeper::SpawnFailed { handle, .. } | FromKeeper::Empty { handle } => (*handle, true),
+            FromKeeper::Exited { handle, empty, .. } => (*handle, *empty),
+            FromKeeper::Hello { .. }
+            | FromKeeper::SpillOpened { .. }
+            | FromKeeper::SpillFailed { .. }
+            | FromKeeper::Drain => return,
+        };
+        if over {
+            self.pool.idle(&self.epoll, token);
+        }
+        let Some(command) = self.commands.get_mut(&handle) else { return };
+        let (mut fds, mut wanted) = (Vec::new(), true);
+        match &message {
+            FromKeeper::Spawned { pid, .. } => {
+                (command.phase, command.shell) = (Phase::Running, i32::try_from(*pid).unwrap_or(0));
+                fds.clone_from(&command.kept);
+            }
+            FromKeeper::Exited { .. } => command.phase = Phase::Leftovers,
+            FromKeeper::Ended { .. } => wanted = take_one(&mut command.owed_ends),
+            FromKeeper::Processes { .. } => wanted = take_one(&mut command.owed_lists),
+            _ => {}
+        }
+        if over {
+            (command.phase, command.helper) = (Phase::Empty, None);
+        }
+        let abandoned = command.abandoned;
+        if over && (abandoned || matches!(message, FromKeeper::SpawnFailed { .. })) {
+            self.commands.remove(&handle);
+        }
+        if wanted && !abandoned {
+            self.pass_up(packet, fds);
+        }
+    }
+
+    /// To the engine, as it came.
+    fn pass_up(&mut self, packet: Packet, fds: Vec<Rc<OwnedFd>>) {
+        let Some(link) = &mut self.link else { return };
+        if link.send(&self.epoll, packet.into_parts().0, fds).is_err() {
+            self.lose_link();
+        }
+    }
+
+    fn lose_helper(&mut self, token: u64) {
+        let Some(lost) = self.pool.remove(&self.epoll, token) else { return };
+        self.prepare = true;
+        let Some(handle) = lost.job else { return };
+        if let Some(command) = self.commands.get_mut(&handle) {
+            command.helper = None;
+            let now = Instant::now();
+            let hunt = Hunt { bereaved: Vec::new(), answer_at: now + KILL_TIME, pass_at: now, passes: 0 };
+            self.hunt.get_or_insert(hunt).bereaved.push(lost);
+        }
+    }
+
+    /// Takes children that have ended: helpers, the server, and what came from helpers that died.
+    fn reap(&mut self) {
+        self.reap_more = true;
+        for _ in 0..MAX_REAPED_AT_ONCE {
+            let Reaped::Child(pid, status) = tree::reap() else {
+                self.reap_more = false;
+                return;
+            };
+            if let Some(token) = self.pool.reaped(pid) {
+                // What it said last is still in its channel; then its end is.
+                self.helper_event(token, false);
+            } else if let Some(command) = self.bereaved_shell(pid) {
+                command.status = Some(status);
+            } else {
+                self.notices.push(Notice::Child { pid, status });
+            }
+        }
+    }
+
+    fn bereaved_shell(&mut self, pid: i32) -> Option<&mut Command> {
+        let of_it = |command: &&mut Command| {
+            command.phase == Phase::Running && command.helper.is_none() && command.shell == pid
+        };
+        self.commands.values_mut().find(of_it)
+    }
+
+    /// Kills what came from helpers that died; when nothing of it is left, says so.
+    fn pursue_hunt(&mut self) {
+        let Some(hunt) = &mut self.hunt else { return };
+        let now = Instant::now();
+        if now < hunt.pass_at {
+            return;
+        }
+        hunt.passes = hunt.passes.saturating_add(1);
+        hunt.pass_at = now + Duration::from_millis(if hunt.passes < 500 { 2 } else { 200 });
+        let answer = now >= hunt.answer_at;
+        // Until a dead helper is reaped its children are not ours yet.
+        let unreaped = hunt.bereaved.iter().any(|lost| self.pool.is_unreaped(lost.pid));
+        let (pool, server) = (&self.pool, self.server);
+        let strangers = tree::direct_children().into_iter();
+        let strangers: Vec<_> = strangers.filter(|pid| !pool.is_unreaped(*pid) && Some(*pid) != server).collect();
+        strangers.iter().for_each(|pid| tree::signal_child(*pid, libc::SIGKILL));
+        self.reap_more = true;
+        let bereaved: Vec<_> = hunt.bereaved.iter().filter_map(|lost| lost.job).collect();
+        if strangers.is_empty() && !unreaped {
+            self.hunt = None;
+            bereaved.into_iter().for_each(|handle| self.conclude(handle));
+        } else if answer {
+            let survivors: Vec<u32> = strangers.iter().map(|pid| pid.unsigned_abs()).collect();
+            bereaved.into_iter().for_each(|handle| self.answer_owed(handle, &survivors));
+        }
+    }
+
+    /// Reports the end of a bereaved command of which nothing is left.
+    fn conclude(&mut self, handle: ProcessHandle) {
+        let Some(command) = self.commands.get_mut(&handle) else { return };
+        let (phase, status) = (std::mem::replace(&mut command.phase, Phase::Empty), command.status);
+        if command.abandoned {
+            self.commands.remove(&handle);
+            return;
+        }
+        let kept = command.kept.clone();
+        match phase {
+            Phase::Starting => {
+                // The helper died while it started the command: whether it ran cannot be known.
+                self.tell(&FromKeeper::Spawned { handle, pid: 0 }, kept);
+                self.tell(&FromKeeper::Exited { handle, status: None, empty: true }, Vec::new());
+            }
+            Phase::Running => self.tell(&FromKeeper::Exited { handle, status, empty: true }, Vec::new()),
+            Phase::Leftovers => self.tell(&FromKeeper::Empty { handle }, Vec::new()),
+            Phase::Empty => {}
+        }
+        self.answer_owed(handle, &[]);
+    }
+
+    fn answer_owed(&mut self, handle: ProcessHandle, survivors: &[u32]) {
+        let Some(command) = self.commands.get_mut(&handle) else { return };
+        let (ends, lists) = (std::mem::take(&mut command.owed_ends), std::mem::take(&mut command.owed_lists));
+        for _ in 0..ends {
+            self.tell(&FromKeeper::Ended { handle, survivors: survivors.to_vec() }, Vec::new());
+        }
+        for _ in 0..lists {
+            self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new());
+        }
+    }
+}
+
+fn take_one(owed: &mut u32) -> bool {
+    let any = *owed > 0;
+    *owed = owed.saturating_sub(1);
+    any
+}
+
+/// Raises this process's own limit on descriptors to what it may have; returns the one that commands get.
+fn raise_open_files() -> Option<(u64, u64)> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).ok()?;
+    Some((soft, hard))
+}

@@ -1,0 +1,272 @@
+//! Who waits for what, and the task that receives.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use nix::sys::socket::{MsgFlags, Shutdown, shutdown};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{Notify, mpsc, oneshot, watch},
+};
+
+use super::{ProcessEvent, Spawned, receive};
+use crate::{
+    ids::ProcessHandle,
+    keeper::{
+        protocol::{FromKeeper, ProcessEntry, Stage, Stream, ToKeeper},
+        wire::{Frame, Packet},
+    },
+};
+
+type Waiting<K, T> = HashMap<K, VecDeque<oneshot::Sender<T>>>;
+
+/// What a start comes to: the stage and the kernel's answer where it failed.
+type Started = Result<Spawned, (Stage, i32)>;
+
+/// A spill file, open for writing, and its path.
+type SpillFile = io::Result<(OwnedFd, PathBuf)>;
+
+/// Everything that the link's clones and its task have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    socket: AsyncFd<OwnedFd>,
+    state: Mutex<State>,
+    /// Something waits to be sent.
+    unsent: Notify,
+    pub(super) drain: watch::Sender<bool>,
+    pub(super) lost: watch::Sender<bool>,
+}
+
+/// Who waits for what.
+#[derive(Debug)]
+pub(super) struct State {
+    next_handle: u64,
+    lost: bool,
+    /// Bounded by what was asked and not answered yet.
+    unsent: VecDeque<(Frame, Vec<OwnedFd>)>,
+    pub(super) spawning: HashMap<ProcessHandle, oneshot::Sender<Started>>,
+    pub(super) ending: Waiting<ProcessHandle, Vec<u32>>,
+    pub(super) listing: Waiting<ProcessHandle, Vec<ProcessEntry>>,
+    pub(super) spilling: Waiting<(ProcessHandle, Stream), SpillFile>,
+    events: HashMap<ProcessHandle, mpsc::UnboundedSender<ProcessEvent>>,
+    /// The shells of commands that are not known to be empty.
+    pub(super) alive: HashMap<ProcessHandle, u32>,
+    /// Commands whose starter went away; they are killed, and released when they are empty.
+    abandoned: Vec<ProcessHandle>,
+}
+
+impl State {
+    /// A name that was never used.
+    pub(super) fn new_handle(&mut self) -> ProcessHandle {
+        let handle = ProcessHandle(self.next_handle);
+        self.next_handle += 1;
+        handle
+    }
+
+    /// Lets everybody know that no answer will come.
+    fn lose(&mut self) {
+        self.lost = true;
+        self.unsent.clear();
+        self.spawning.clear();
+        self.ending.clear();
+        self.listing.clear();
+        self.spilling.clear();
+        self.events.clear();
+    }
+}
+
+impl Shared {
+    pub(super) fn new(socket: AsyncFd<OwnedFd>, next_handle: u64) -> Self {
+        let state = State {
+            next_handle,
+            lost: false,
+            unsent: VecDeque::new(),
+            spawning: HashMap::new(),
+            ending: HashMap::new(),
+            listing: HashMap::new(),
+            spilling: HashMap::new(),
+            events: HashMap::new(),
+            alive: HashMap::new(),
+            abandoned: Vec::new(),
+        };
+        Self {
+            socket,
+            state: Mutex::new(state),
+            unsent: Notify::new(),
+            drain: watch::Sender::new(false),
+            lost: watch::Sender::new(false),
+        }
+    }
+
+    /// The state. What a panic elsewhere left of it is whole: nothing here panics between two changes that belong together.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks something: registers who waits and sends, in one step, so that answers come in the order of the questions.
+    pub(super) fn ask<T>(
+        &self,
+        fds: Vec<OwnedFd>,
+        question: impl FnOnce(&mut State) -> (ToKeeper, oneshot::Receiver<T>),
+    ) -> oneshot::Receiver<T> {
+        let mut state = self.state();
+        let (message, answered) = question(&mut state);
+        self.send(&mut state, &message, fds);
+        answered
+    }
+
+    /// Says something that has no answer.
+    pub(super) fn tell(&self, message: ToKeeper) {
+        self.send(&mut self.state(), &message, Vec::new());
+    }
+
+    fn send(&self, state: &mut State, message: &ToKeeper, fds: Vec<OwnedFd>) {
+        if state.lost {
+            // Whoever has just been registered learns it.
+            return state.lose();
+        }
+        let Ok(frame) = Frame::encode(message) else { return self.lose(state) };
+        if state.unsent.is_empty() {
+            match self.try_send(&frame, &fds) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_gone) => return self.lose(state),
+            }
+        }
+        state.unsent.push_back((frame, fds));
+        self.unsent.notify_one();
+    }
+
+    fn try_send(&self, frame: &Frame, fds: &[OwnedFd]) -> io::Result<()> {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        frame.send(self.socket.as_fd(), &fds, MsgFlags::MSG_DONTWAIT)
+    }
+
+    fn lose(&self, state: &mut State) {
+        state.lose();
+        self.lost.send_replace(true);
+        self.drain.send_replace(true);
+    }
+
+    /// Closes the connection for both ends, whoever still holds a copy.
+    pub(super) fn shut(&self) {
+        // It may be closed already.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.state().lose();
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let mut state = self.state();
+        while let Some((frame, fds)) = state.unsent.front() {
+            self.try_send(frame, fds)?;
+            state.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    async fn send_unsent(&self) -> io::Result<()> {
+        loop {
+            self.unsent.notified().await;
+            self.socket.async_io(Interest::WRITABLE, |_| self.flush()).await?;
+        }
+    }
+
+    async fn receive_all(&self) -> io::Result<()> {
+        while let Some(packet) = receive(&self.socket).await? {
+            let message = packet.decode()?;
+            self.keeper_says(message, packet);
+        }
+        Ok(())
+    }
+
+    fn keeper_says(&self, message: FromKeeper, packet: Packet) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        match message {
+            FromKeeper::Spawned { handle, pid } => self.spawned(state, handle, pid, packet),
+            FromKeeper::SpawnFailed { handle, stage, errno } => {
+                if let Some(answer) = state.spawning.remove(&handle) {
+                    // Whoever asked may be gone.
+                    let _ = answer.send(Err((stage, errno)));
+                }
+            }
+            FromKeeper::Exited { handle, status, empty } => {
+                self.event(state, handle, ProcessEvent::Exited { status, empty }, empty);
+            }
+            FromKeeper::Empty { handle } => self.event(state, handle, ProcessEvent::Empty, true),
+            FromKeeper::Ended { handle, survivors } => answer(&mut state.ending, handle, survivors),
+            FromKeeper::Processes { handle, processes } => answer(&mut state.listing, handle, processes),
+            FromKeeper::SpillOpened { handle, stream, path } => {
+                let file = packet.into_parts().1.into_iter().next();
+                let opened = file.map(|file| (file, path)).ok_or_else(|| io::ErrorKind::InvalidData.into());
+                answer(&mut state.spilling, (handle, stream), opened);
+            }
+            FromKeeper::SpillFailed { handle, stream, errno } => {
+                answer(&mut state.spilling, (handle, stream), Err(io::Error::from_raw_os_error(errno)));
+            }
+            FromKeeper::Drain => {
+                self.drain.send_replace(true);
+            }
+            // Only ever the first.
+            FromKeeper::Hello { .. } => {}
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a command has at most two events")]
+    fn spawned(&self, state: &mut State, handle: ProcessHandle, pid: u32, packet: Packet) {
+        let Some(answer) = state.spawning.remove(&handle) else { return };
+        let fds: Result<[OwnedFd; 4], _> = packet.into_parts().1.try_into();
+        let Ok([stdout, stderr, stdout_file, stderr_file]) = fds else { return self.lose(state) };
+        let (sender, events) = mpsc::unbounded_channel();
+        state.events.insert(handle, sender);
+        state.alive.insert(handle, pid);
+        let spawned = Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events };
+        if answer.send(Ok(spawned)).is_err() {
+            state.abandoned.push(handle);
+            self.send(state, &ToKeeper::End { handle, grace_ms: 0 }, Vec::new());
+            // Its answer is nobody's, but has to be taken in its turn.
+            state.ending.entry(handle).or_default().push_back(oneshot::channel().0);
+        }
+    }
+
+    fn event(&self, state: &mut State, handle: ProcessHandle, event: ProcessEvent, last: bool) {
+        if let Some(events) = state.events.get(&handle) {
+            // Whoever listened may have lost interest.
+            let _ = events.send(event);
+        }
+        if last {
+            state.events.remove(&handle);
+            state.alive.remove(&handle);
+            if let Some(index) = state.abandoned.iter().position(|abandoned| *abandoned == handle) {
+                state.abandoned.swap_remove(index);
+                self.send(state, &ToKeeper::Release { handle }, Vec::new());
+            }
+        }
+    }
+}
+
+fn answer<K: Eq + std::hash::Hash, T>(waiting: &mut Waiting<K, T>, key: K, value: T) {
+    if let Some(queue) = waiting.get_mut(&key) {
+        if let Some(first) = queue.pop_front() {
+            // Whoever asked may be gone.
+            let _ = first.send(value);
+        }
+        if queue.is_empty() {
+            waiting.remove(&key);
+        }
+    }
+}
+
+/// Receives and sends until the keeper is lost or the link is dropped.
+pub(super) async fn drive(shared: std::sync::Arc<Shared>) {
+    tokio::select! {
+        _ = shared.receive_all() => {}
+        _ = shared.send_unsent() => {}
+    }
+    shared.lose(&mut shared.state());
+}

@@ -1,0 +1,165 @@
+//! The keeper's helpers: made ahead of need, reused, and missed when one dies.
+#![expect(unsafe_code, reason = "forks helpers")]
+
+use std::{collections::HashMap, io, os::fd::OwnedFd, rc::Rc};
+
+use nix::{
+    sys::epoll::Epoll,
+    unistd::{ForkResult, fork},
+};
+
+use super::{
+    channel::{Channel, Received},
+    helper::{self, Context},
+    wire::{self, Frame},
+};
+use crate::ids::ProcessHandle;
+
+/// Most helpers that wait for work; those above it are let go.
+const MAX_IDLE: usize = 8;
+/// Tokens below this one are the keeper's own.
+pub(super) const FIRST_HELPER_TOKEN: u64 = 16;
+
+#[derive(Debug)]
+struct Helper {
+    channel: Channel,
+    pid: i32,
+    job: Option<ProcessHandle>,
+}
+
+/// All helpers.
+#[derive(Debug)]
+pub(super) struct Pool {
+    context: Context,
+    helpers: HashMap<u64, Helper>,
+    idle: Vec<u64>,
+    /// Every helper that has not been reaped, dead or alive.
+    unreaped: HashMap<i32, u64>,
+    next_token: u64,
+}
+
+/// A helper that died, with what it had.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lost {
+    /// Its id; its orphans are this process's children only once it has been reaped.
+    pub(super) pid: i32,
+    /// Its command.
+    pub(super) job: Option<ProcessHandle>,
+}
+
+impl Pool {
+    /// No helpers yet.
+    pub(super) fn new(context: Context) -> Self {
+        Self {
+            context,
+            helpers: HashMap::new(),
+            idle: Vec::new(),
+            unreaped: HashMap::new(),
+            next_token: FIRST_HELPER_TOKEN,
+        }
+    }
+
+    /// Who commands may run as.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Makes a helper ahead of need if none waits. That it fails shows when one is needed.
+    pub(super) fn make_spare(&mut self, epoll: &Epoll) {
+        if self.idle.is_empty()
+            && let Ok(token) = self.make(epoll)
+        {
+            self.idle.push(token);
+        }
+    }
+
+    fn make(&mut self, epoll: &Epoll) -> io::Result<u64> {
+        let (ours, theirs) = wire::pair()?;
+        // SAFETY: this process has one thread, so the child may go on as an ordinary program.
+        match unsafe { fork() }? {
+            ForkResult::Child => {
+                let code = i32::from(helper::run(theirs, &self.context).is_err());
+                // SAFETY: ends this process at once: the keeper's destructors and exit handlers are not the helper's.
+                unsafe { libc::_exit(code) }
+            }
+            ForkResult::Parent { child } => {
+                let token = self.next_token;
+                self.next_token += 1;
+                self.unreaped.insert(child.as_raw(), token);
+                let channel = Channel::register(epoll, ours, token)?;
+                self.helpers.insert(token, Helper { channel, pid: child.as_raw(), job: None });
+                Ok(token)
+            }
+        }
+    }
+
+    /// Hands a command to a helper.
+    ///
+    /// # Errors
+    /// When there is none and none can be made. No helper has the command then.
+    pub(super) fn assign(
+        &mut self,
+        epoll: &Epoll,
+        job: ProcessHandle,
+        frame: Frame,
+        fds: Vec<Rc<OwnedFd>>,
+    ) -> io::Result<u64> {
+        let token = match self.idle.pop() {
+            Some(token) => token,
+            None => self.make(epoll)?,
+        };
+        let helper = self.helpers.get_mut(&token).ok_or(io::ErrorKind::NotFound)?;
+        helper.job = Some(job);
+        // If it is dead, that shows on its channel, and its command is missed then.
+        let _ = helper.channel.send(epoll, frame, fds);
+        Ok(token)
+    }
+
+    /// Says something to a helper; if it is dead, that shows on its channel.
+    pub(super) fn send(&mut self, epoll: &Epoll, token: u64, frame: Frame) {
+        if let Some(helper) = self.helpers.get_mut(&token) {
+            let _ = helper.channel.send(epoll, frame, Vec::new());
+        }
+    }
+
+    /// Sends what a helper did not take before.
+    pub(super) fn flush(&mut self, epoll: &Epoll, token: u64) {
+        if let Some(helper) = self.helpers.get_mut(&token) {
+            let _ = helper.channel.flush(epoll);
+        }
+    }
+
+    /// Takes one message of a helper.
+    pub(super) fn receive(&self, token: u64) -> Received {
+        self.helpers.get(&token).map_or(Received::Nothing, |helper| helper.channel.receive())
+    }
+
+    /// A helper has nothing left of its command and waits for the next one.
+    pub(super) fn idle(&mut self, epoll: &Epoll, token: u64) {
+        if self.idle.len() >= MAX_IDLE {
+            // It exits when its socket closes.
+            self.remove(epoll, token);
+        } else if let Some(helper) = self.helpers.get_mut(&token) {
+            helper.job = None;
+            self.idle.push(token);
+        }
+    }
+
+    /// Forgets a helper whose channel is closed.
+    pub(super) fn remove(&mut self, epoll: &Epoll, token: u64) -> Option<Lost> {
+        self.idle.retain(|idle| *idle != token);
+        let Helper { channel, pid, job } = self.helpers.remove(&token)?;
+        channel.close(epoll);
+        Some(Lost { pid, job })
+    }
+
+    /// A child was reaped: the token of the helper that it was.
+    pub(super) fn reaped(&mut self, pid: i32) -> Option<u64> {
+        self.unreaped.remove(&pid)
+    }
+
+    /// Whether this child is a helper, dead or alive.
+    pub(super) fn is_unreaped(&self, pid: i32) -> bool {
+        self.unreaped.contains_key(&pid)
+    }
+}

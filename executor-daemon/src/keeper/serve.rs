@@ -1,0 +1,306 @@
+//! The daemon's keeper: listeners, the server and its restarts, signals, the ready line, the end.
+//!
+//! ```text
+//!   start server ──> running ── lost ──> kill all of it ──> back-off ──> start server
+//!   SIGTERM: Drain ──> drained, lost, or out of time ──> kill what is left ──> exit 0
+//! ```
+//! Not here: what the server does, and everything about single commands ([`super::desk`]).
+
+use std::{
+    fmt, io,
+    io::Write,
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use super::{
+    KeeperOptions, SERVER_ARGUMENT,
+    desk::{Desk, Notice},
+    init::{self, Part},
+    link,
+    listen::{self, Listening},
+    spill::Spills,
+    tree, wire,
+};
+
+/// The exit code for our own failures.
+const FAILED: u8 = 125;
+/// First wait before a server that died at once is started again; doubled each time.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
+/// Longest wait before a server is started again.
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
+/// A server that lived this long did not die at once.
+const LIVED: Duration = Duration::from_secs(10);
+/// How long the next step waits for what was killed. What is left then (in uninterruptible sleep) goes on being killed.
+const KILL_LIMIT: Duration = Duration::from_secs(2);
+/// How long a server whose link is closed may take to exit.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
+/// How long a server may go on after its keeper is lost.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Runs the daemon: becomes its keeper, starts the server, and returns when a signal has ended it.
+///
+/// Must be called with one thread. It parses nothing: what can be wrong with the options was checked before.
+#[must_use]
+pub fn serve(options: KeeperOptions) -> ExitCode {
+    let served = match init::split() {
+        Ok(Part::Init(code)) => return code,
+        Ok(Part::Keeper) => Daemon::open(options).and_then(Daemon::run),
+        Err(error) => Err(error),
+    };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log(format_args!("{error}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+struct Daemon {
+    desk: Desk,
+    listening: Vec<Listening>,
+    server_settings: Vec<u8>,
+    drain_limit: Duration,
+    ready_line: Option<String>,
+    /// While one lives: when it was started.
+    started: Option<Instant>,
+    back_off: Duration,
+    was_ready: bool,
+}
+
+impl Daemon {
+    fn open(options: KeeperOptions) -> io::Result<Self> {
+        let KeeperOptions { identities, listeners, server_settings, spill_dir, drain_limit, unprotected } = options;
+        let Some(default) = identities.first() else { return Err(io::Error::other("no identity to run commands as")) };
+        let run_as = format!("commands run as {} (uid {})", default.name, default.uid);
+        let listening: Vec<_> = listeners.into_iter().map(listen::open).collect::<io::Result<_>>()?;
+        let spills = Spills::open(&spill_dir, &identities).map_err(|error| {
+            io::Error::new(error.kind(), format!("spill directory {}: {error}", spill_dir.display()))
+        })?;
+        let names: Vec<_> = listening.iter().map(|one| one.name.as_str()).collect();
+        let ready_line = format!(
+            "executor-daemon {} ready: listening on {}; {run_as}{}",
+            env!("CARGO_PKG_VERSION"),
+            names.join(", "),
+            unprotected.map(|what| format!("; unprotected: {what}")).unwrap_or_default(),
+        );
+        link::null_stdin()?;
+        let desk = Desk::open(identities, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
+        Ok(Self {
+            desk,
+            listening,
+            server_settings,
+            drain_limit,
+            ready_line: Some(ready_line),
+            started: None,
+            back_off: Duration::ZERO,
+            was_ready: false,
+        })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let mut start_at = Instant::now();
+        // While no server lives: the moment from which on the next one need not wait for what is left of the last one.
+        let mut quiet_by = start_at;
+        loop {
+            let waits = self.started.is_none();
+            if waits && Instant::now() >= start_at && (self.desk.quiet() || Instant::now() >= quiet_by) {
+                start_at = self.start_server()?;
+            }
+            let due = if Instant::now() < start_at { start_at } else { quiet_by };
+            for notice in self.desk.turn(self.started.is_none().then_some(due))? {
+                match notice {
+                    Notice::Ready => self.say_ready(),
+                    Notice::Signal(Signal::SIGHUP) => {
+                        log(format_args!("SIGHUP is not supported: restart the daemon to change its configuration"));
+                    }
+                    Notice::Signal(signal) => return self.stop(signal),
+                    // Its end was only just reported, or it closed the link: either way it is over with it.
+                    Notice::LinkLost | Notice::Drained => self.kill_server(),
+                    Notice::Child { pid, status } if self.desk.server == Some(pid) => {
+                        start_at = self.server_ended(status)?;
+                        quiet_by = Instant::now() + KILL_LIMIT;
+                    }
+                    Notice::Child { .. } => {}
+                }
+            }
+        }
+    }
+
+    /// Starts the server: this program again, by the file that this process runs, whatever lies at its path now.
+    ///
+    /// Returns when to try again, if it could not be started just now.
+    fn start_server(&mut self) -> io::Result<Instant> {
+        // Whose they were is not known to the new server.
+        self.desk.spills().sweep();
+        match spawn_server() {
+            Ok((pid, link)) => {
+                self.desk.server = Some(pid);
+                self.started = Some(Instant::now());
+                let listeners = self.listening.iter().filter_map(Listening::passed_on).collect();
+                self.desk.connect(link, listeners, self.server_settings.clone())?;
+                Ok(Instant::now())
+            }
+            Err(error) if self.was_ready => {
+                self.back_off = next_back_off(self.back_off);
+                log(format_args!("cannot start a server ({error}); trying again in {:?}", self.back_off));
+                Ok(Instant::now() + self.back_off)
+            }
+            Err(error) => Err(io::Error::new(error.kind(), format!("cannot start the server: {error}"))),
+        }
+    }
+
+    fn say_ready(&mut self) {
+        self.was_ready = true;
+        if let Some(line) = self.ready_line.take() {
+            let mut out = io::stdout().lock();
+            // Whoever started the daemon may not listen.
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        } else {
+            log(format_args!("the new server is ready"));
+        }
+    }
+
+    fn kill_server(&self) {
+        if let Some(pid) = self.desk.server {
+            tree::signal_child(pid, libc::SIGKILL);
+        }
+    }
+
+    /// Ends what a dead server had started; returns when the next one may be started.
+    ///
+    /// # Errors
+    /// When it was the first one and gave up by itself before it was ready: it has said why, and would do so again.
+    fn server_ended(&mut self, status: i32) -> io::Result<Instant> {
+        self.desk.server = None;
+        self.desk.disconnect();
+        let lived = self.started.take().map_or(Duration::ZERO, |started| started.elapsed());
+        if !self.was_ready && libc::WIFEXITED(status) {
+            self.listening.iter().for_each(Listening::remove_file);
+            return Err(io::Error::other(format!("the server {} before it was ready", Ended(status))));
+        }
+        self.back_off = if lived >= LIVED { Duration::ZERO } else { next_back_off(self.back_off) };
+        log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
+        Ok(Instant::now() + self.back_off)
+    }
+
+    /// SIGTERM or SIGINT: drain, then end what is left, then exit.
+    fn stop(mut self, signal: Signal) -> io::Result<()> {
+        log(format_args!("{signal}: draining"));
+        // New clients are refused from here on; a server that still listens closes its own copies.
+        self.listening.iter_mut().for_each(Listening::close);
+        if self.desk.ask_for_drain() {
+            // A second signal is for those who do not want to wait.
+            self.wait(self.drain_limit, |desk, notice| match notice {
+                Some(Notice::Drained | Notice::LinkLost | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => true,
+                Some(Notice::Child { pid, .. }) => desk.server == Some(pid),
+                Some(Notice::Ready | Notice::Signal(_)) | None => false,
+            })?;
+        }
+        self.desk.kill_everything();
+        self.wait(KILL_LIMIT, |desk, _| desk.quiet())?;
+        if !self.desk.quiet() {
+            log(format_args!("some processes could not be ended and stay behind"));
+        }
+        self.desk.disconnect();
+        self.wait(EXIT_LIMIT, |desk, _| desk.server.is_none())?;
+        self.kill_server();
+        self.listening.iter().for_each(Listening::remove_file);
+        Ok(())
+    }
+
+    /// Turns until something is so, at most so long.
+    fn wait(&mut self, limit: Duration, mut done: impl FnMut(&Desk, Option<Notice>) -> bool) -> io::Result<()> {
+        let until = Instant::now() + limit;
+        while !done(&self.desk, None) && Instant::now() < until {
+            for notice in self.desk.turn(Some(until))? {
+                let over = done(&self.desk, Some(notice));
+                if let Notice::Child { pid, .. } = notice
+                    && self.desk.server == Some(pid)
+                {
+                    self.desk.server = None;
+                }
+                if over {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn next_back_off(last: Duration) -> Duration {
+    (last * 2).clamp(FIRST_BACK_OFF, LONGEST_BACK_OFF)
+}
+
+/// Starts the server; returns its id and the keeper's end of its link.
+#[expect(clippy::disallowed_methods, reason = "the keeper starts programs")]
+fn spawn_server() -> io::Result<(i32, OwnedFd)> {
+    let (ours, theirs) = wire::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    let server = command.arg0("executor-daemon").arg(SERVER_ARGUMENT).stdin(theirs).spawn()?;
+    Ok((i32::try_from(server.id()).map_err(io::Error::other)?, ours))
+}
+
+/// How a process ended, for people.
+struct Ended(i32);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if libc::WIFEXITED(self.0) {
+            write!(f, "exited with code {}", libc::WEXITSTATUS(self.0))
+        } else {
+            write!(f, "was ended by signal {}", libc::WTERMSIG(self.0))
+        }
+    }
+}
+
+/// One line for the operator.
+fn log(line: fmt::Arguments<'_>) {
+    // Whoever started the daemon may have closed it.
+    let _ = writeln!(io::stderr(), "executor-daemon: {line}");
+}
+
+/// Becomes the server; returns its exit code.
+pub(super) fn server_main() -> i32 {
+    match start_server_main() {
+        Ok(code) if code == ExitCode::SUCCESS => 0,
+        Ok(_) => 1,
+        Err(error) => {
+            log(format_args!("the server cannot start: {error}"));
+            i32::from(FAILED)
+        }
+    }
+}
+
+fn start_server_main() -> io::Result<ExitCode> {
+    let link = link::take_from_stdin()?;
+    nix::sys::prctl::set_dumpable(false)?;
+    // What a terminal or an operator sends to the whole group is for the keeper to act on.
+    let for_the_keeper =
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect::<SigSet>();
+    for_the_keeper.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let threads = std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 4));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let code = runtime.block_on(serve_link(link));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+async fn serve_link(socket: OwnedFd) -> io::Result<ExitCode> {
+    let (link, listeners, server_settings) = link::KeeperLink::connect(socket).await?;
+    tokio::spawn(exit_without_keeper(link.watcher()));
+    Ok(crate::server::main(link, listeners, server_settings).await)
+}
+
+/// Without its keeper a server can do nothing, and must not hold the listening sockets of the next daemon.
+#[expect(clippy::disallowed_methods, reason = "ends a server that cannot go on and did not end by itself")]
+async fn exit_without_keeper(watcher: link::Watcher) {
+    watcher.lost().await;
+    tokio::time::sleep(ORPHAN_LIMIT).await;
+    std::process::exit(i32::from(FAILED));
+}

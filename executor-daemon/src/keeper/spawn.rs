@@ -1,0 +1,257 @@
+//! From a helper to a command: `clone` with shared memory and an own stack, then the set-up, then `execve`.
+//!
+//! The helper is suspended until the child has executed the command or has given up, so the child may use the helper's
+//! memory: it reads what was prepared and leaves the reason of a failure there. Between the two it makes raw system calls
+//! only: nothing that allocates, locks, panics or runs destructors. All signals are blocked around it, and the helper has
+//! no handlers, so a signal has the default effect on the command from its first moment on.
+#![expect(unsafe_code, reason = "clone with shared memory and raw system calls in the child")]
+
+use std::{
+    ffi::{CString, c_char, c_int, c_long, c_void},
+    io,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    ptr::{self, NonNull},
+};
+
+use super::protocol::{Identity, SpawnSpec, Stage};
+
+/// Bytes of the child's stack. It holds a few frames of system calls; only touched pages cost memory.
+const STACK_BYTES: usize = 64 * 1024;
+/// Below it, unmapped for access: an overflow faults instead of writing elsewhere.
+const GUARD_BYTES: usize = 4096;
+
+/// Where something failed, and the kernel's answer.
+pub(super) type Failure = (Stage, i32);
+
+/// The child's stack; made once per helper.
+#[derive(Debug)]
+pub(super) struct Stack {
+    lowest: NonNull<c_void>,
+}
+
+impl Stack {
+    /// Maps a stack.
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh anonymous mapping, known to nobody else.
+        let lowest = unsafe { libc::mmap(ptr::null_mut(), GUARD_BYTES + STACK_BYTES, protection, flags, -1, 0) };
+        if lowest == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = Self { lowest: NonNull::new(lowest).ok_or(io::ErrorKind::OutOfMemory)? };
+        // SAFETY: the first page of the mapping above.
+        if unsafe { libc::mprotect(lowest, GUARD_BYTES, libc::PROT_NONE) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stack)
+    }
+
+    fn top(&self) -> *mut c_void {
+        // SAFETY: one past the end of the mapping, which is page-aligned (and so 16-byte aligned).
+        unsafe { self.lowest.as_ptr().byte_add(GUARD_BYTES + STACK_BYTES) }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`; no child runs on it, since `start` returns only after it has left.
+        unsafe { libc::munmap(self.lowest.as_ptr(), GUARD_BYTES + STACK_BYTES) };
+    }
+}
+
+/// The descriptors that a command gets.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    /// Becomes 0; `None`: `/dev/null`.
+    pub(super) stdin: Option<OwnedFd>,
+    /// Becomes 1.
+    pub(super) stdout: OwnedFd,
+    /// Becomes 2.
+    pub(super) stderr: OwnedFd,
+    /// Becomes 3.
+    pub(super) script: Option<OwnedFd>,
+}
+
+/// Strings for the kernel: the texts, and the null-terminated list of their addresses.
+struct Strings {
+    _texts: Vec<CString>,
+    addresses: Vec<*const c_char>,
+}
+
+impl Strings {
+    fn new(texts: Vec<Vec<u8>>) -> Result<Self, Failure> {
+        let texts: Vec<_> = texts.into_iter().map(text).collect::<Result<_, _>>()?;
+        let addresses = texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
+        Ok(Self { _texts: texts, addresses })
+    }
+}
+
+fn text(bytes: Vec<u8>) -> Result<CString, Failure> {
+    CString::new(bytes).map_err(|_nul_inside| (Stage::Prepare, libc::EINVAL))
+}
+
+/// What the child reads, and where it leaves the reason of a failure.
+struct Setup {
+    stdin: RawFd,
+    stdout: RawFd,
+    stderr: RawFd,
+    script: RawFd,
+    open_files: Option<libc::rlimit64>,
+    identity: Option<ChildIdentity>,
+    workdir: *const c_char,
+    programs: *const *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+    failure: Option<Failure>,
+}
+
+struct ChildIdentity {
+    uid: u32,
+    gid: u32,
+    groups: *const u32,
+    group_count: usize,
+}
+
+/// No descriptor.
+const NONE: RawFd = -1;
+
+/// Starts a command; returns its pid when it has been executed. It leads a session and a group of its own.
+///
+/// `open_files` is the limit on descriptors that it gets (soft, hard); `None`: the helper's own.
+///
+/// # Errors
+/// The stage that failed and the kernel's answer; no process is left then.
+pub(super) fn start(
+    stack: &Stack,
+    spec: SpawnSpec,
+    identity: &Identity,
+    descriptors: &Descriptors,
+    open_files: Option<(u64, u64)>,
+) -> Result<i32, Failure> {
+    let (programs, arguments) = (Strings::new(spec.programs)?, Strings::new(spec.arguments)?);
+    let (environment, workdir) = (Strings::new(spec.environment)?, text(spec.workdir)?);
+    let mut setup = Setup {
+        stdin: descriptors.stdin.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
+        stdout: descriptors.stdout.as_raw_fd(),
+        stderr: descriptors.stderr.as_raw_fd(),
+        script: descriptors.script.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
+        open_files: open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
+        identity: identity.change.then_some(ChildIdentity {
+            uid: identity.uid,
+            gid: identity.gid,
+            groups: identity.groups.as_ptr(),
+            group_count: identity.groups.len(),
+        }),
+        workdir: workdir.as_ptr(),
+        programs: programs.addresses.as_ptr(),
+        arguments: arguments.addresses.as_ptr(),
+        environment: environment.addresses.as_ptr(),
+        failure: None,
+    };
+    let setup = &raw mut setup;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack is ours and unused; `setup` and all it points to live until the end of this function, and the
+    // caller is suspended (CLONE_VFORK) until the child has left this memory.
+    let pid = unsafe { libc::clone(child, stack.top(), flags, setup.cast()) };
+    if pid < 0 {
+        return Err((Stage::Clone, errno()));
+    }
+    // SAFETY: the child is gone from this memory; it may have written the field, which the compiler cannot see.
+    match unsafe { (&raw const (*setup).failure).read_volatile() } {
+        None => Ok(pid),
+        Some(failure) => {
+            // SAFETY: waits for our own child, which is exiting.
+            while unsafe { libc::waitpid(pid, ptr::null_mut(), libc::__WALL) } < 0 && errno() == libc::EINTR {}
+            Err(failure)
+        }
+    }
+}
+
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Runs on the new stack. Returning ends the child by a raw `exit`, which runs nothing of this process.
+extern "C" fn child(setup: *mut c_void) -> c_int {
+    let setup: *mut Setup = setup.cast();
+    // SAFETY: points to the live `Setup` of the suspended parent.
+    let failure = unsafe { become_command(&*setup) };
+    // SAFETY: as above; nobody else accesses it while the parent is suspended.
+    unsafe { (&raw mut (*setup).failure).write_volatile(Some(failure)) };
+    127
+}
+
+/// One raw system call as a result.
+macro_rules! call {
+    ($stage:expr, $($argument:expr),+) => {
+        // The arguments are integers and addresses of live memory of the shapes that the call expects.
+        match libc::syscall($($argument),+) {
+            result if result < 0 => return ($stage, *libc::__errno_location()),
+            result => result,
+        }
+    };
+}
+
+/// SAFETY: only in the child of [`start`]: raw system calls on what `Setup` points to, no return on success.
+unsafe fn become_command(setup: &Setup) -> Failure {
+    // SAFETY: every pointer in `setup` is valid until the parent goes on, which is after this function; the calls below
+    // take integers, or such pointers in the shape that they expect.
+    unsafe {
+        call!(Stage::Setsid, libc::SYS_setsid);
+        let stdin = if setup.stdin == NONE {
+            let null = c"/dev/null".as_ptr();
+            let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+            call!(Stage::Descriptors, libc::SYS_openat, libc::AT_FDCWD, null, flags)
+        } else {
+            c_long::from(setup.stdin)
+        };
+        call!(Stage::Descriptors, libc::SYS_dup3, stdin, 0, 0);
+        call!(Stage::Descriptors, libc::SYS_dup3, setup.stdout, 1, 0);
+        call!(Stage::Descriptors, libc::SYS_dup3, setup.stderr, 2, 0);
+        let mut first_unused: c_int = 3;
+        if setup.script != NONE {
+            // Received descriptors lie above the helper's own, so nothing that is still needed is at 3.
+            call!(Stage::Descriptors, libc::SYS_dup3, setup.script, 3, 0);
+            first_unused = 4;
+        }
+        // A net only: every descriptor here is closed on exec anyway, so a kernel without the call does no harm.
+        libc::syscall(libc::SYS_close_range, first_unused, c_int::MAX, 0);
+        if let Some(limit) = &setup.open_files {
+            let no_old = ptr::null::<c_void>();
+            call!(Stage::Limits, libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::from_ref(limit), no_old);
+        }
+        if let Some(ChildIdentity { uid, gid, groups, group_count }) = setup.identity {
+            call!(Stage::Identity, libc::SYS_setgroups, group_count, groups);
+            call!(Stage::Identity, libc::SYS_setresgid, gid, gid, gid);
+            call!(Stage::Identity, libc::SYS_setresuid, uid, uid, uid);
+        }
+        call!(Stage::Chdir, libc::SYS_chdir, setup.workdir);
+        let (no_signals, no_old) = (0_u64, ptr::null::<c_void>());
+        let (mask, bytes) = (ptr::from_ref(&no_signals), size_of::<u64>());
+        call!(Stage::Limits, libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, mask, no_old, bytes);
+        execute(setup)
+    }
+}
+
+/// Tries the candidates in order, as `execvp` does: one that is missing is passed over, one that may not be executed is
+/// remembered.
+///
+/// SAFETY: as [`become_command`].
+unsafe fn execute(setup: &Setup) -> Failure {
+    let mut answer = libc::ENOENT;
+    let mut program = setup.programs;
+    // SAFETY: the list ends with a null, and all of it is alive; see `become_command`.
+    unsafe {
+        while !(*program).is_null() {
+            libc::syscall(libc::SYS_execve, *program, setup.arguments, setup.environment);
+            match *libc::__errno_location() {
+                libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
+                libc::EACCES => answer = libc::EACCES,
+                other => return (Stage::Exec, other),
+            }
+            program = program.add(1);
+        }
+    }
+    (Stage::Exec, answer)
+}

@@ -1,0 +1,113 @@
+//! What every request passes before it reaches a service, and every answer on its way out.
+//!
+//! In: health checks go through; anything else needs a caller that the [`Gate`] admits, and a daemon that is not stopping.
+//! Out: answers that the gRPC library gave by itself are put into the protocol's words. This is a layer around all services,
+//! so that nothing can be added beside it.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use executor_proto::error::ExecutorError;
+use http::{Request, Response};
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+use super::{
+    auth::{Gate, Peer},
+    status,
+};
+
+/// The service that containers and load balancers ask, without a token.
+const HEALTH: &str = "/grpc.health.v1.Health/";
+
+/// Makes [`Edge`]s.
+#[derive(Debug, Clone)]
+pub(crate) struct EdgeLayer {
+    gate: Arc<Gate>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl EdgeLayer {
+    pub(crate) fn new(gate: Gate) -> Self {
+        Self { gate: Arc::new(gate), stopping: Arc::new(AtomicBool::new(false)) }
+    }
+
+    /// From now on new calls are refused.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether a request may go on; its tenant is put into it.
+    fn enter(&self, request: &mut Request<Body>) -> Result<(), ExecutorError> {
+        let path = request.uri().path();
+        if path.starts_with(HEALTH) {
+            return Ok(());
+        }
+        let admitted = match request.extensions().get::<Peer>() {
+            Some(peer) => self.gate.admit(peer, request.headers()).inspect_err(|error| {
+                tracing::warn!(%peer, path = %path.chars().take(MAX_LOGGED_PATH_CHARS).collect::<String>(), reason = %error, "refused");
+            }),
+            None => Err(ExecutorError::Internal { problem: "a connection without a peer".to_owned() }),
+        };
+        let tenant = admitted?;
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(ExecutorError::Stopping);
+        }
+        request.extensions_mut().insert(tenant);
+        Ok(())
+    }
+}
+
+/// A path is the caller's own text and is cut to this many characters in the log.
+const MAX_LOGGED_PATH_CHARS: usize = 128;
+
+impl<S> Layer<S> for EdgeLayer {
+    type Service = Edge<S>;
+
+    fn layer(&self, inner: S) -> Edge<S> {
+        Edge { layer: self.clone(), inner }
+    }
+}
+
+/// A service behind the edge.
+#[derive(Debug, Clone)]
+pub(crate) struct Edge<S> {
+    layer: EdgeLayer,
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Edge<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Err(error) = self.layer.enter(&mut request) {
+            return Box::pin(std::future::ready(Ok(error.to_status().into_http())));
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            Ok(match status::in_our_words(answer.headers()) {
+                Some(error) => error.to_status().into_http(),
+                None => answer,
+            })
+        })
+    }
+}

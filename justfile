@@ -1,0 +1,41 @@
+# What CI runs, by name. `just` alone lists them.
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+export RUSTDOCFLAGS := "-D warnings"
+
+_list:
+    @just --list --unsorted
+
+# Everything that a change must pass, except the containers.
+check: fmt lint doc links deny test
+
+# The behaviour tests; no Docker needed.
+test:
+    cargo test --workspace
+
+fmt:
+    cargo fmt --all --check
+
+lint:
+    cargo clippy --workspace --all-targets -- -D warnings
+
+doc:
+    cargo doc --workspace --no-deps
+
+# Every relative link in the Markdown files resolves.
+links:
+    python3 .ci/check-links.py
+
+# Licences, duplicate and wildcard dependencies, sources. The advisory database is not asked.
+deny:
+    cargo deny --log-level error check licenses bans sources
+
+# The containers: needs Docker with Compose. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
+e2e:
+    cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
+
+# Packages target/release as an image. A distribution's own client comes first: a newer one may lack the plugin for BuildKit.
+image:
+    tests/compose/base-image.sh
+    cargo build --release --locked -p executor-daemon -p tool-client
+    PATH=/usr/bin:$PATH DOCKER_BUILDKIT=1 docker build --build-arg BINARIES=prebuilt --tag executor-daemon .

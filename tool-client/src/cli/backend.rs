@@ -1,0 +1,126 @@
+//! The executor that a call uses: the daemon at the endpoint, or one of our own for this call.
+
+use std::{os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use executor_proto::{error::ExecutorError, types::OwnerId};
+
+use super::{Failure, settings::Settings};
+use crate::{
+    executor::{
+        Executor,
+        connect::Endpoint,
+        local::{LocalExecutor, LocalOptions},
+        remote::RemoteExecutor,
+    },
+    text::failure::Asked,
+};
+
+/// An executor and for whom it is called.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub(super) executor: Arc<dyn Executor>,
+    pub(super) owner: Option<OwnerId>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// In this process.
+    Embedded(Arc<LocalExecutor>),
+    /// Over a Unix socket: on this host, or in a container that shares a directory with it.
+    Unix,
+    Tcp,
+}
+
+/// Whether the paths of files with whole outputs are told to the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Files {
+    AreTold,
+    AreNotTold,
+}
+
+impl Backend {
+    /// The daemon at the endpoint; `None` if there is no endpoint.
+    pub(super) fn remote(settings: &Settings) -> Option<Self> {
+        let endpoint = settings.endpoint.as_ref()?;
+        Some(Self {
+            executor: Arc::new(RemoteExecutor::new(endpoint, settings.token.clone())),
+            owner: settings.owner.clone(),
+            place: match endpoint {
+                Endpoint::Unix(_) => Place::Unix,
+                Endpoint::Tcp { .. } => Place::Tcp,
+            },
+        })
+    }
+
+    /// The daemon at the endpoint, else an embedded executor. Embedded, the files that hold whole outputs are gone when the
+    /// call ends, unless their paths are told.
+    pub(super) async fn new(settings: &Settings, files: Files) -> Result<Self, Failure> {
+        match Self::remote(settings) {
+            Some(remote) => Ok(remote),
+            None => Self::embedded(settings.owner.clone(), files).await,
+        }
+    }
+
+    async fn embedded(owner: Option<OwnerId>, files: Files) -> Result<Self, Failure> {
+        let options = LocalOptions {
+            // A directory that was removed under us is no reason to run nothing.
+            default_workdir: Some(std::env::current_dir().unwrap_or_else(|_gone| PathBuf::from("/"))),
+            keep_spills: files == Files::AreTold,
+            ..LocalOptions::default()
+        };
+        let executor = LocalExecutor::start(options)
+            .await
+            .map_err(|error| Failure::Own(format!("cannot start an executor on this host: {error}")))?;
+        let executor = Arc::new(executor);
+        Ok(Self { executor: executor.clone(), owner, place: Place::Embedded(executor) })
+    }
+
+    /// Lets an embedded executor end what its command has left running.
+    pub(super) async fn close(self) {
+        if let Place::Embedded(executor) = self.place {
+            executor.engine().drain().await;
+        }
+    }
+
+    pub(super) fn is_embedded(&self) -> bool {
+        matches!(self.place, Place::Embedded(_))
+    }
+
+    /// The directory that we were called in, if it means the same to the executor: it is in this process, or it answers over
+    /// a Unix socket that it runs on this host and not in a container of its own.
+    pub(super) async fn callers_directory(&self) -> Result<Option<PathBuf>, Failure> {
+        let same_host = match self.place {
+            Place::Embedded(_) => true,
+            Place::Tcp => false,
+            Place::Unix => {
+                let info = self.executor.info().await.map_err(|error| self.failure(&error))?;
+                let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+                let hostname = nix::unistd::gethostname().unwrap_or_default();
+                !info.boot_id.is_empty() && info.boot_id == boot_id.trim() && hostname == *info.hostname
+            }
+        };
+        Ok(same_host.then(std::env::current_dir).and_then(Result::ok))
+    }
+
+    /// The directory to start in, from what was asked for: relative ones start at ours where that means something.
+    pub(super) async fn workdir(&self, asked: Option<PathBuf>) -> Result<Option<Bytes>, Failure> {
+        let workdir = match asked {
+            Some(asked) if asked.is_absolute() => Some(asked),
+            Some(asked) => Some(self.callers_directory().await?.map_or_else(|| asked.clone(), |own| own.join(&asked))),
+            None => self.callers_directory().await?,
+        };
+        Ok(workdir.map(|workdir| Bytes::copy_from_slice(workdir.as_os_str().as_bytes())))
+    }
+
+    /// What the executor said, about this call.
+    pub(super) fn failure(&self, error: &ExecutorError) -> Failure {
+        self.failure_of(error, &Asked::default())
+    }
+
+    /// The same, where something was asked for by name.
+    pub(super) fn failure_of(&self, error: &ExecutorError, asked: &Asked<'_>) -> Failure {
+        Failure::of(error, &Asked { endpoint: self.executor.endpoint(), ..*asked })
+    }
+}

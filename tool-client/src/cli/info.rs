@@ -1,0 +1,67 @@
+//! `info`: what the executor is.
+
+use executor_proto::types::ExecutorInfo;
+
+use super::{
+    Outcome,
+    backend::Backend,
+    output::{self, Visible},
+};
+use crate::text::number;
+
+pub(super) async fn info(backend: &Backend) -> Outcome {
+    let info = backend.executor.info().await.map_err(|error| backend.failure(&error))?;
+    output::stdout(listed(backend.executor.endpoint(), &info)).await?;
+    Ok(0)
+}
+
+fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
+    let ExecutorInfo {
+        version,
+        protocol_revision,
+        instance_id,
+        hostname,
+        boot_id,
+        default_workdir,
+        default_timeout_ms,
+        max_timeout_ms,
+        max_output_bytes,
+        max_spill_bytes,
+        grace_ms,
+        max_command_bytes,
+        max_stdin_bytes,
+        max_tasks_per_owner,
+        max_tasks,
+        max_leftovers_per_owner,
+        resume_window_ms,
+        heartbeat_ms,
+        run_as_user,
+        run_as_uid,
+        sandbox_modes,
+        features,
+        stated_limits,
+    } = info;
+    let modes: Vec<&str> = sandbox_modes.iter().map(|mode| mode.as_str()).collect();
+    let mut rows = vec![
+        ("executor", endpoint.to_owned()),
+        ("version", version.clone()),
+        ("protocol", format!("executor.v1, revision {protocol_revision}")),
+        ("instance", instance_id.clone()),
+        ("host", format!("{hostname} (boot {boot_id})")),
+        ("commands run as", format!("{run_as_user} (uid {run_as_uid})")),
+        ("workdir", Visible::text(default_workdir)),
+        ("timeout", format!("{}ms, at most {}ms", number::plain(*default_timeout_ms), number::plain(*max_timeout_ms))),
+        ("grace", format!("{grace_ms}ms")),
+        ("output kept", format!("{max_output_bytes} bytes per stream, {max_spill_bytes} in a file")),
+        ("command", format!("at most {max_command_bytes} bytes, stdin {max_stdin_bytes}")),
+        ("tasks", format!("at most {max_tasks_per_owner} per owner, {max_tasks} in all")),
+        ("leftovers", format!("at most {max_leftovers_per_owner} per owner")),
+        ("resume window", format!("{resume_window_ms}ms")),
+        ("heartbeat", format!("{heartbeat_ms}ms")),
+        ("sandbox modes", modes.join(", ")),
+        ("features", if features.is_empty() { "none".to_owned() } else { features.join(", ") }),
+    ];
+    rows.extend(stated_limits.iter().map(|limit| ("not protected", limit.clone())));
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    rows.iter().map(|(name, value)| format!("{name:width$}  {}\n", Visible::text(value.as_bytes()))).collect()
+}

@@ -1,0 +1,221 @@
+//! Where the executor is and for whom calls are made: flags, then environment, then the config file.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use executor_proto::types::OwnerId;
+
+use super::{Failure, arguments::Global};
+use crate::executor::connect::{Endpoint, Token};
+
+/// What a call is made with.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// `None`: an embedded executor.
+    pub(super) endpoint: Option<Endpoint>,
+    pub(super) token: Option<Token>,
+    pub(super) owner: Option<OwnerId>,
+}
+
+/// What the config file says, as far as it can be read.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Config {
+    endpoint: Option<String>,
+    token_file: Option<PathBuf>,
+    owner: Option<String>,
+}
+
+/// Where settings other than flags come from.
+struct Surroundings {
+    endpoint: Option<OsString>,
+    token_file: Option<OsString>,
+    config: Option<PathBuf>,
+}
+
+impl Surroundings {
+    fn of_this_process() -> Self {
+        // Set but empty is how shells and compose files say "not set".
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let base = set("XDG_CONFIG_HOME")
+            .map(PathBuf::from)
+            .filter(|base| base.is_absolute())
+            .or_else(|| set("HOME").map(|home| Path::new(&home).join(".config")));
+        Self {
+            endpoint: set("EXECUTOR_ENDPOINT"),
+            token_file: set("EXECUTOR_TOKEN_FILE"),
+            config: base.map(|base| base.join("tool-client/config.toml")),
+        }
+    }
+}
+
+impl Settings {
+    /// The settings of this call.
+    ///
+    /// # Errors
+    /// One usage error that names everything that is wrong.
+    pub(super) fn resolve(flags: Global) -> Result<Self, Failure> {
+        Self::from(flags, Surroundings::of_this_process())
+    }
+
+    fn from(flags: Global, surroundings: Surroundings) -> Result<Self, Failure> {
+        let mut problems = Vec::new();
+        let config = surroundings.config.as_deref().map(|path| read(path, &mut problems)).unwrap_or_default();
+        let config_name = surroundings.config.as_deref().unwrap_or(Path::new("config file")).display().to_string();
+
+        let endpoint = (flags.endpoint.map(|text| ("--endpoint", text)))
+            .or(surroundings.endpoint.map(|text| ("EXECUTOR_ENDPOINT", text)))
+            .or(config.endpoint.map(|text| (config_name.as_str(), text.into())));
+        let endpoint = endpoint.and_then(|(source, text)| {
+            parse_endpoint(&text).map_err(|problem| problems.push(format!("{source}: {problem}"))).ok()
+        });
+        let token_file = flags.token_file.or(surroundings.token_file.map(PathBuf::from)).or(config.token_file);
+        // An embedded executor knows its caller; a token that is set for others need not even be there.
+        let token = token_file
+            .filter(|_| endpoint.is_some())
+            .and_then(|path| Token::read(&path).map_err(|error| problems.push(error.to_string())).ok());
+        if !problems.is_empty() {
+            return Err(Failure::Usage(problems.join("; ")));
+        }
+        Ok(Self { endpoint, token, owner: flags.owner.or(config.owner).map(OwnerId) })
+    }
+}
+
+fn parse_endpoint(text: &OsStr) -> Result<Endpoint, String> {
+    let text = text.to_str().ok_or_else(|| format!("endpoint {text:?} is not UTF-8"))?;
+    Endpoint::parse(text).map_err(|error| error.to_string())
+}
+
+/// A file that is not there says nothing.
+fn read(path: &Path, problems: &mut Vec<String>) -> Config {
+    let name = path.display();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Config::default();
+        }
+        Err(error) => {
+            problems.push(format!("{name}: {error}"));
+            return Config::default();
+        }
+    };
+    let base = path.parent().unwrap_or(Path::new("/"));
+    let mut found = Vec::new();
+    let config = parse(&text, base, &mut found);
+    problems.extend(found.into_iter().map(|problem| format!("{name}: {problem}")));
+    config
+}
+
+/// Takes what is right, and notes everything that is not.
+fn parse(text: &str, base: &Path, problems: &mut Vec<String>) -> Config {
+    let mut config = Config::default();
+    let table = match text.parse::<toml::Table>() {
+        Ok(table) => table,
+        Err(error) => {
+            let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
+            problems.push(format!("line {line}: {}", error.message().replace('\n', " ")));
+            return config;
+        }
+    };
+    for (key, value) in table {
+        let taken = match (key.as_str(), value) {
+            ("endpoint", toml::Value::String(text)) => {
+                if let Err(error) = Endpoint::parse(&text) {
+                    problems.push(error.to_string());
+                } else {
+                    config.endpoint = Some(text);
+                }
+                true
+            }
+            ("token_file", toml::Value::String(text)) if !text.is_empty() => {
+                config.token_file = Some(base.join(text));
+                true
+            }
+            ("owner", toml::Value::String(text)) => {
+                config.owner = Some(text);
+                true
+            }
+            ("endpoint" | "token_file" | "owner", _) => false,
+            _ => {
+                problems.push(format!("unknown key {key:?}; known are endpoint, token_file and owner"));
+                true
+            }
+        };
+        if !taken {
+            problems.push(format!("{key} must be a string that is not empty"));
+        }
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(endpoint: Option<&str>) -> Global {
+        Global { endpoint: endpoint.map(OsString::from), ..Global::default() }
+    }
+
+    fn problems(failure: Failure) -> String {
+        match failure {
+            Failure::Usage(line) => line,
+            other => panic!("not a usage error: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_that_over_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "endpoint = \"unix:/file\"\nowner = \"me\"\n").expect("written");
+        let resolve = |flag, variable: Option<&str>, config| {
+            let surroundings = Surroundings { endpoint: variable.map(OsString::from), token_file: None, config };
+            Settings::from(flags(flag), surroundings).expect("all is right")
+        };
+        let file = || Some(path.clone());
+        let endpoint = |settings: &Settings| settings.endpoint.as_ref().map(ToString::to_string);
+        let of_flag = resolve(Some("unix:/flag"), Some("unix:/variable"), file());
+        assert_eq!(endpoint(&of_flag).as_deref(), Some("unix:/flag"));
+        assert_eq!(of_flag.owner, Some(OwnerId("me".into())));
+        assert_eq!(endpoint(&resolve(None, Some("unix:/variable"), file())).as_deref(), Some("unix:/variable"));
+        assert_eq!(endpoint(&resolve(None, None, file())).as_deref(), Some("unix:/file"));
+        assert_eq!(endpoint(&resolve(None, None, Some(dir.path().join("none")))), None);
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_said_at_once_in_one_line() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\n")
+            .expect("written");
+        let surroundings =
+            Surroundings { endpoint: None, token_file: Some("/none".into()), config: Some(path.clone()) };
+        let line = problems(Settings::from(flags(Some("https://x:1")), surroundings).expect_err("all is wrong"));
+        for part in ["ftp://x", "token_file must be", "owner must be", "unknown key \"timeout\"", "--endpoint", "TLS"] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(!line.contains('\n'), "{line}");
+
+        std::fs::write(&path, "owner = \"a\"\nendpoint = \n").expect("written");
+        let surroundings = Surroundings { endpoint: None, token_file: None, config: Some(path.clone()) };
+        let line = problems(Settings::from(flags(None), surroundings).expect_err("it is no TOML"));
+        assert!(line.contains("config.toml: line 2: ") && !line.contains('\n'), "{line}");
+
+        let surroundings = Surroundings { endpoint: None, token_file: None, config: Some(dir.path().to_owned()) };
+        let line = problems(Settings::from(flags(None), surroundings).expect_err("it is a directory"));
+        assert!(line.contains("directory"), "{line}");
+    }
+
+    #[test]
+    fn a_token_file_matters_only_with_an_endpoint_and_is_relative_to_the_config_file() {
+        let surroundings = || Surroundings { endpoint: None, token_file: Some("/none".into()), config: None };
+        assert!(Settings::from(flags(None), surroundings()).is_ok());
+        let line = problems(Settings::from(flags(Some("unix:/x")), surroundings()).expect_err("no such file"));
+        assert!(line.starts_with("token file /none: "), "{line}");
+
+        let config = parse("token_file = \"token\"", Path::new("/etc/x"), &mut Vec::new());
+        assert_eq!(config.token_file, Some(PathBuf::from("/etc/x/token")));
+    }
+}

@@ -1,0 +1,403 @@
+//! Reaching an executor: endpoints, tokens, and the connection that tells whether a request can have arrived.
+//!
+//! A connection is made when the first call needs it and again when it was lost. What matters to the rest of the client is
+//! one fact about each request: was its message handed to a connection? A command of a request that was not cannot have
+//! been started. [`Wire`] knows it, because it wraps each request's body and sees the transport take it.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Uri, header::AUTHORIZATION};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, UnixStream};
+use tonic::{
+    Status,
+    body::Body,
+    transport::{Channel, channel::ResponseFuture},
+};
+use tower::Service;
+
+/// Ping of a connection with a call on it: what the daemon sends too, and above what it takes for too many.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+/// A ping that is not answered for so long ends the connection.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// What the executor may send on one stream before it is read.
+const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
+/// The same for the connection. So large that streams whose readers stand still never keep the others waiting.
+const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024 * 1024;
+/// A token is one line of a file; what is longer is not a token.
+const MAX_TOKEN_FILE_BYTES: u64 = 64 * 1024;
+
+/// Where an executor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A Unix socket, by its absolute path: `unix:/path` or `unix:///path`.
+    Unix(PathBuf),
+    /// Without encryption, over TCP: `http://host:port`.
+    Tcp {
+        /// A name, an IPv4 address, or an IPv6 address without brackets.
+        host: String,
+        /// 1 to 65 535.
+        port: u16,
+    },
+}
+
+/// A text that is not an endpoint. Says what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// TLS is not there yet.
+    #[error("endpoint {0:?}: TLS is not supported yet; use http://host:port on a private network, or unix:/path")]
+    Tls(String),
+    /// Anything else.
+    #[error("endpoint {0:?}: {1}; use unix:/path or http://host:port")]
+    Malformed(String, &'static str),
+}
+
+impl Endpoint {
+    /// Reads an endpoint.
+    ///
+    /// # Errors
+    /// The text is no endpoint of a kind that is supported.
+    pub fn parse(text: &str) -> Result<Self, EndpointError> {
+        let malformed = |problem| Err(EndpointError::Malformed(text.to_owned(), problem));
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return match path {
+                _ if !path.starts_with('/') => malformed("the path of a Unix socket must be absolute"),
+                _ if path.contains('\0') => malformed("the path holds a NUL byte"),
+                _ => Ok(Self::Unix(PathBuf::from(path))),
+            };
+        }
+        if text.get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https://")) {
+            return Err(EndpointError::Tls(text.to_owned()));
+        }
+        let Ok(uri) = text.parse::<Uri>() else { return malformed("it is neither a Unix socket nor a URL") };
+        let (Some("http"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return malformed("it is neither a Unix socket nor an http:// URL");
+        };
+        if authority.as_str().contains('@') {
+            return malformed("a user name has no meaning here, the token is in a file");
+        }
+        if uri.path_and_query().is_some_and(|rest| rest.as_str() != "/") {
+            return malformed("nothing may follow the port");
+        }
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        match authority.port_u16() {
+            _ if host.is_empty() => malformed("the host is missing"),
+            None | Some(0) => malformed("the port is missing"),
+            Some(port) => Ok(Self::Tcp { host, port }),
+        }
+    }
+
+    /// What requests name as their authority. A Unix socket has none; every server takes `localhost`.
+    fn authority(&self) -> String {
+        match self {
+            Self::Unix(_) => "http://localhost".to_owned(),
+            Self::Tcp { host, port } if host.contains(':') => format!("http://[{host}]:{port}"),
+            Self::Tcp { host, port } => format!("http://{host}:{port}"),
+        }
+    }
+
+    async fn connect(&self) -> std::io::Result<Connection> {
+        match self {
+            Self::Unix(path) => UnixStream::connect(path).await.map(|stream| Box::pin(stream) as Connection),
+            Self::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                stream.set_nodelay(true)?;
+                Ok(Box::pin(stream))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { .. } => f.write_str(&self.authority()),
+        }
+    }
+}
+
+trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send> Io for T {}
+type Connection = Pin<Box<dyn Io>>;
+
+/// The bearer token that identifies this client.
+#[derive(Clone)]
+pub struct Token(HeaderValue);
+
+/// A token file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It cannot be read.
+    #[error("token file {}: {source}", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Its first line is no token.
+    #[error("token file {}: {problem}", .path.display())]
+    NoToken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+}
+
+/// A text that cannot be sent as a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the token holds a control character")]
+pub struct NotAToken;
+
+/// What [`super::remote::RemoteExecutor::connect`] cannot work with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The endpoint.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] NotAToken),
+}
+
+impl Token {
+    /// Takes the first line of a file, without the blanks around it.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its first line is empty or not printable ASCII.
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        use std::io::Read;
+        let mut text = Vec::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_TOKEN_FILE_BYTES).read_to_end(&mut text))
+            .map_err(|source| TokenError::Unreadable { path: path.to_owned(), source })?;
+        let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
+        let no_token = |problem| TokenError::NoToken { path: path.to_owned(), problem };
+        if line.is_empty() {
+            return Err(no_token("its first line is empty"));
+        }
+        if !line.iter().all(u8::is_ascii_graphic) {
+            return Err(no_token("its first line holds something that is not printable ASCII"));
+        }
+        Self::new(&String::from_utf8_lossy(line)).map_err(|NotAToken| no_token("its first line cannot be sent"))
+    }
+
+    /// A token as it is.
+    ///
+    /// # Errors
+    /// It holds a control character and cannot be sent.
+    pub fn new(token: &str) -> Result<Self, NotAToken> {
+        let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_control_character| NotAToken)?;
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// The connection could not be established. Found in the source chain of a status, it proves that nothing was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct ConnectFailure(String);
+
+/// Whether a request's message was handed to a connection. Put into the extensions of the request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sent(Arc<AtomicBool>);
+
+impl Sent {
+    /// Of a request that is known to have arrived.
+    pub(super) fn already() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// Before the next attempt at a call.
+    pub(super) fn reset(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The channel to one executor, with this client's identity on every call.
+#[derive(Debug, Clone)]
+pub(super) struct Wire {
+    channel: Channel,
+    token: Option<Token>,
+}
+
+impl Wire {
+    /// Nothing is connected before the first call. Must be called inside a tokio runtime.
+    pub(super) fn new(endpoint: &Endpoint, token: Option<Token>, connect_timeout: Duration) -> Self {
+        let target = endpoint.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let target = target.clone();
+            async move {
+                match tokio::time::timeout(connect_timeout, target.connect()).await {
+                    Ok(Ok(stream)) => Ok(TokioIo::new(stream)),
+                    Ok(Err(error)) => Err(ConnectFailure(in_words(&error))),
+                    Err(_elapsed) => {
+                        Err(ConnectFailure(format!("no connection within {}ms", connect_timeout.as_millis())))
+                    }
+                }
+            }
+        });
+        let channel = tonic::transport::Endpoint::from_shared(endpoint.authority())
+            .and_then(|builder| builder.user_agent(concat!("tool-client/", env!("CARGO_PKG_VERSION"))))
+            .expect("a parsed endpoint and a constant name make a valid channel")
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(false)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .connect_with_connector_lazy(connector);
+        Self { channel, token }
+    }
+}
+
+/// An error of the operating system without its number, as people know it: `connection refused`.
+fn in_words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = words.chars();
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+impl Service<http::Request<Body>> for Wire {
+    type Response = http::Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.channel.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        if let Some(Token(value)) = &self.token {
+            request.headers_mut().insert(AUTHORIZATION, value.clone());
+        }
+        let version = HeaderValue::from_static(env!("CARGO_PKG_VERSION"));
+        request.headers_mut().insert(CLIENT_VERSION, version);
+        let sent = request.extensions().get::<Sent>().cloned().unwrap_or_default();
+        self.channel.call(request.map(|body| Body::new(WatchedBody { body, sent })))
+    }
+}
+
+/// Metadata with the version of this client, for the daemon's log.
+const CLIENT_VERSION: &str = "executor-client-version";
+
+/// A request's body that notes when the transport takes from it.
+struct WatchedBody {
+    body: Body,
+    sent: Sent,
+}
+
+impl HttpBody for WatchedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
+            this.sent.0.store(true, Ordering::Release);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_that_are_understood() {
+        let unix = Endpoint::Unix("/run/x.sock".into());
+        let tcp = |host: &str, port| Endpoint::Tcp { host: host.to_owned(), port };
+        for (text, expected, shown) in [
+            ("unix:/run/x.sock", unix.clone(), "unix:/run/x.sock"),
+            ("unix:///run/x.sock", unix, "unix:/run/x.sock"),
+            ("http://127.0.0.1:7070", tcp("127.0.0.1", 7070), "http://127.0.0.1:7070"),
+            ("http://daemon:7070/", tcp("daemon", 7070), "http://daemon:7070"),
+            ("http://[::1]:7070", tcp("::1", 7070), "http://[::1]:7070"),
+        ] {
+            let endpoint = Endpoint::parse(text).expect(text);
+            assert_eq!(endpoint, expected, "{text}");
+            assert_eq!(endpoint.to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn endpoints_that_are_not_get_one_line_that_says_what_to_write() {
+        assert!(matches!(Endpoint::parse("https://daemon:1"), Err(EndpointError::Tls(_))));
+        assert!(matches!(Endpoint::parse("HTTPS://daemon:1"), Err(EndpointError::Tls(_))));
+        for text in [
+            "",
+            "unix:",
+            "unix:x.sock",
+            "unix://x.sock",
+            "tcp:127.0.0.1:1",
+            "127.0.0.1:7070",
+            "http://",
+            "http://daemon",
+            "http://daemon:0",
+            "http://daemon:99999",
+            "http://:7070",
+            "http://u:p@daemon:1",
+            "http://daemon:1/path",
+            "http://daemon:1/?q",
+            "ftp://daemon:1",
+            "http://a b:1",
+        ] {
+            let error = Endpoint::parse(text).expect_err(text).to_string();
+            assert!(error.contains("use unix:/path or http://host:port") && !error.contains('\n'), "{error}");
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_the_first_line_of_its_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("token");
+        let read = |content: &str| {
+            std::fs::write(&path, content).expect("written");
+            Token::read(&path)
+        };
+        let token = read(" s3cret \nsecond line\n").expect("a token");
+        assert_eq!(token.0, "Bearer s3cret");
+        assert!(!format!("{token:?}").contains("s3cret"));
+        for bad in ["", "\n", "  \nsecond", "a b", "gr\u{fc}n"] {
+            assert!(matches!(read(bad), Err(TokenError::NoToken { .. })), "{bad:?}");
+        }
+        let missing = Token::read(&dir.path().join("none")).expect_err("it is missing").to_string();
+        assert!(missing.contains("none: No such file"), "{missing}");
+    }
+}

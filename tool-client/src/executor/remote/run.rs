@@ -1,0 +1,274 @@
+//! A foreground run over gRPC.
+//!
+//! ```text
+//! opening ──Accepted──▶ running ──Finished──▶ result
+//!    │ lost, unsent        │ lost                 an error before Accepted says whether the command can have run;
+//!    │   → unavailable     │   → result with      after it there is always a result
+//!    │ lost, sent          │     an unknown exit
+//!    │   → outcome unknown │
+//! ```
+//! An abort asks the executor to end the run, waits for its word that nothing is alive, and reads the stream to its end. It
+//! does not attach to the run again after a cut: an executor ends a run whose client has vanished.
+
+use std::pin::pin;
+
+use bytes::Buf;
+use executor_proto::{
+    error::ExecutorError,
+    types::{CommandSpec, Exit, KillOutcome, OwnerId, RunAccepted, RunResult, StreamChunk, StreamResult},
+    v1::{self, executor_client::ExecutorClient, run_event::Event},
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{
+        OutputSink,
+        connect::{Sent, Wire},
+        convert::{self, Malformed},
+        error::Fault,
+        retry::Rpc,
+    },
+    RemoteExecutor, check,
+    incoming::{Gathered, Incoming, index},
+    random_name,
+};
+
+/// What is known of a run so far.
+#[derive(Debug, Default)]
+struct Progress {
+    accepted: Option<(RunAccepted, Instant)>,
+    /// Offset after the last byte that has arrived, of stdout and stderr.
+    received: [u64; 2],
+    tails: Gathered,
+}
+
+pub(super) async fn run(
+    remote: &RemoteExecutor,
+    owner: Option<&OwnerId>,
+    spec: CommandSpec,
+    abort: &CancellationToken,
+    sink: Option<&mut dyn OutputSink>,
+) -> Result<RunResult, ExecutorError> {
+    check(&spec)?;
+    let mut progress = Progress::default();
+    if abort.is_cancelled() {
+        return Ok(progress.aborted(Vec::new()));
+    }
+    let key = random_name();
+    let request = v1::RunRequest {
+        caller: convert::caller(owner),
+        key: key.clone(),
+        spec: Some(convert::spec(spec)),
+        stream_output: sink.is_some(),
+        stdout_offset: None,
+        stderr_offset: None,
+    };
+    let sent = Sent::default();
+    let (accepted, is_accepted) = watch::channel(false);
+    let survivors = {
+        let mut driven = pin!(drive(remote, request, &sent, accepted, &mut progress, sink));
+        tokio::select! {
+            biased;
+            result = &mut driven => return result,
+            () = abort.cancelled() => {}
+        }
+        if sent.get() {
+            let mut cancelled = pin!(cancel(remote, owner, key, is_accepted));
+            tokio::select! {
+                biased;
+                // It ended while it was being aborted. The executor's word that nothing is alive is still awaited.
+                result = &mut driven => {
+                    return Ok(result?.after_abort(cancelled.await.map(|outcome| outcome.survivors).unwrap_or_default()));
+                }
+                outcome = &mut cancelled => match outcome {
+                    Ok(outcome) => match tokio::time::timeout(remote.deadlines.call, driven).await {
+                        Ok(result) => return Ok(result?.after_abort(outcome.survivors)),
+                        Err(_elapsed) => outcome.survivors,
+                    },
+                    // It could not be told to end the run. Leaving the stream does the same.
+                    Err(_lost) => Vec::new(),
+                },
+            }
+        } else {
+            Vec::new()
+        }
+    };
+    Ok(progress.aborted(survivors))
+}
+
+/// Asks for the end of a run. A request that overtook the run's own found nothing, and is made again once the run is known
+/// to have been started.
+async fn cancel(
+    remote: &RemoteExecutor,
+    owner: Option<&OwnerId>,
+    key: String,
+    mut is_accepted: watch::Receiver<bool>,
+) -> Result<KillOutcome, ExecutorError> {
+    let request = v1::CancelRunRequest { caller: convert::caller(owner), key };
+    let make = |mut client: ExecutorClient<Wire>, request| async move {
+        client.cancel_run(request).await.map(tonic::Response::into_inner)
+    };
+    let was_accepted = *is_accepted.borrow();
+    loop {
+        let v1::CancelRunResponse { outcome } = remote.ending(Rpc::CancelRun, request.clone(), make).await?;
+        let outcome = convert::kill_outcome(outcome).map_err(|malformed| remote.malformed(malformed))?;
+        let overtook = outcome.already_finished && !was_accepted;
+        // An error means that the run is over without ever having been started.
+        if !overtook || is_accepted.changed().await.is_err() {
+            return Ok(outcome);
+        }
+    }
+}
+
+/// Opens the stream and reads it to its end.
+async fn drive(
+    remote: &RemoteExecutor,
+    request: v1::RunRequest,
+    sent: &Sent,
+    accepted: watch::Sender<bool>,
+    progress: &mut Progress,
+    mut sink: Option<&mut dyn OutputSink>,
+) -> Result<RunResult, ExecutorError> {
+    let open = |mut client: ExecutorClient<Wire>, request| async move {
+        client.run(request).await.map(tonic::Response::into_inner)
+    };
+    let stream = remote.call(Rpc::Run, remote.deadlines.silence, sent, request, open).await?;
+    let mut incoming = remote.incoming(Rpc::Run, stream);
+    loop {
+        let event = match incoming.next().await {
+            Ok(v1::RunEvent { event }) => event,
+            Err(fault) => return progress.lost(&incoming, fault),
+        };
+        match progress.take(event, sink.is_some()) {
+            Ok(Step::Nothing) => {}
+            Ok(Step::Accepted(agreed)) => {
+                accepted.send_replace(true);
+                if let Some(sink) = sink.as_deref_mut() {
+                    sink.accepted(&agreed).await;
+                }
+            }
+            Ok(Step::Output(chunk)) => {
+                if let Some(sink) = sink.as_deref_mut() {
+                    sink.output(chunk).await;
+                }
+            }
+            Ok(Step::Finished(result)) => return Ok(*result),
+            Err(malformed) => {
+                let fault = Fault::Lost { cause: malformed.to_string(), sent: true };
+                return Err(incoming.error(fault));
+            }
+        }
+    }
+}
+
+/// What an event asks for.
+enum Step {
+    Nothing,
+    Accepted(RunAccepted),
+    Output(StreamChunk),
+    Finished(Box<RunResult>),
+}
+
+impl Progress {
+    fn take(&mut self, event: Option<Event>, streams: bool) -> Result<Step, Malformed> {
+        // An event that this client does not know is an addition to the protocol.
+        let Some(event) = event else { return Ok(Step::Nothing) };
+        let Some((agreed, _)) = &self.accepted else {
+            return match event {
+                Event::Accepted(message) => {
+                    let agreed = convert::accepted(message)?;
+                    self.accepted = Some((agreed.clone(), Instant::now()));
+                    Ok(Step::Accepted(agreed))
+                }
+                Event::Heartbeat(v1::Heartbeat {}) => Ok(Step::Nothing),
+                Event::Output(_) | Event::Tail(_) | Event::Finished(_) => Err(Malformed("output before the start")),
+            };
+        };
+        match event {
+            Event::Heartbeat(v1::Heartbeat {}) => Ok(Step::Nothing),
+            Event::Accepted(_) => Err(Malformed("a second start")),
+            Event::Output(message) if streams => {
+                let mut chunk = convert::chunk(message)?;
+                let received = &mut self.received[index(chunk.stream)];
+                let end = chunk.offset + chunk.data.len() as u64;
+                if end <= *received {
+                    return Ok(Step::Nothing);
+                }
+                // Bytes that came before are not handed on twice.
+                let doubled = usize::try_from(received.saturating_sub(chunk.offset)).unwrap_or(usize::MAX);
+                chunk.data.advance(doubled.min(chunk.data.len()));
+                chunk.offset = chunk.offset.max(*received);
+                *received = end;
+                Ok(Step::Output(chunk))
+            }
+            Event::Tail(message) if !streams => {
+                let chunk = convert::chunk(message)?;
+                self.received[index(chunk.stream)] = chunk.offset + chunk.data.len() as u64;
+                self.tails.add(&chunk).map(|()| Step::Nothing)
+            }
+            Event::Output(_) | Event::Tail(_) => Err(Malformed("output that was not asked for")),
+            Event::Finished(message) => {
+                let mode = agreed.sandbox_mode;
+                convert::finished(message, mode, self.tails.take()).map(|result| Step::Finished(Box::new(result)))
+            }
+        }
+    }
+
+    /// The stream failed: before the start that is an error, after it a result that knows no exit.
+    fn lost(&mut self, incoming: &Incoming<v1::RunEvent>, fault: Fault) -> Result<RunResult, ExecutorError> {
+        if self.accepted.is_none() {
+            return Err(incoming.error(fault));
+        }
+        let after = match fault {
+            // The connection was cut. It could not be resumed: the window for that is 0.
+            Fault::Answer(_) | Fault::Lost { .. } => 0,
+            Fault::Silence { after, .. } => after.as_millis(),
+        };
+        Ok(self.unseen(format!("connection lost for longer than {after}ms")))
+    }
+
+    /// A run whose end was not seen, with the output that has arrived.
+    fn unseen(&mut self, reason: String) -> RunResult {
+        let [stdout_tail, stderr_tail] = self.tails.take();
+        let [stdout_total, stderr_total] = self.received;
+        let stream = |total: u64, tail: bytes::Bytes| StreamResult {
+            total,
+            dropped: total - tail.len() as u64,
+            tail,
+            spill: None,
+        };
+        RunResult {
+            exit: Exit::Unknown(reason),
+            timed_out_after_ms: None,
+            ended_by: None,
+            aborted: false,
+            stdout: stream(stdout_total, stdout_tail),
+            stderr: stream(stderr_total, stderr_tail),
+            survivors: Vec::new(),
+            leftovers: Vec::new(),
+            sandbox_denied: None,
+            duration_ms: self.accepted.as_ref().map_or(0.0, |(_, since)| since.elapsed().as_secs_f64() * 1000.0),
+        }
+    }
+
+    /// An aborted run of which nothing more will be heard.
+    fn aborted(&mut self, survivors: Vec<u32>) -> RunResult {
+        self.unseen("aborted".to_owned()).after_abort(survivors)
+    }
+}
+
+trait AfterAbort {
+    /// The result of a run that was aborted before it was known, and the processes that the abort could not end.
+    fn after_abort(self, survivors: Vec<u32>) -> Self;
+}
+
+impl AfterAbort for RunResult {
+    fn after_abort(mut self, survivors: Vec<u32>) -> Self {
+        self.aborted = true;
+        self.survivors.extend(survivors);
+        self.survivors.sort_unstable();
+        self.survivors.dedup();
+        self
+    }
+}

@@ -1,0 +1,194 @@
+//! The watcher of one owner. Its states are drawn in the module above.
+
+use std::{sync::Arc, time::Duration};
+
+use executor_proto::types::{Completion, OwnerId, WatchEvent};
+use futures_core::stream::BoxStream;
+use futures_util::{FutureExt, StreamExt};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{AgentRegistry, Notice, memory::Delivered};
+use crate::{
+    executor::{Executor, ExecutorError},
+    text,
+};
+
+/// How long what is acknowledged may take after the watcher was told to stop: an owner must not wait long for its detaching,
+/// and a completion that comes again is known.
+const ACKNOWLEDGE_AFTER_STOP: Duration = Duration::from_secs(1);
+
+/// How soon a stream that ended is opened again: between half of the pause and all of it, and twice the pause after each
+/// failure in a row. A stream that brought a completion, or lived longer than the pause before it, was no failure.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) first: Duration,
+    pub(super) longest: Duration,
+}
+
+impl Pace {
+    /// Short enough that a cut is not noticed, long enough that a thousand clients do not keep a daemon from starting.
+    pub(super) const DEFAULT: Self = Self { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
+
+    /// The pause after so many failures in a row (from 1), for a fraction from 0 to `u32::MAX`.
+    fn pause(self, failures: u32, fraction: u32) -> Duration {
+        let doubled = self.first.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+        let half = doubled.min(self.longest) / 2;
+        half + half.mul_f64(f64::from(fraction) / f64::from(u32::MAX))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Watcher {
+    pub(super) executor: Arc<dyn Executor>,
+    pub(super) registry: Arc<dyn AgentRegistry>,
+    pub(super) owner: OwnerId,
+    pub(super) pace: Pace,
+    pub(super) stop: CancellationToken,
+    pub(super) attachments: watch::Receiver<u64>,
+}
+
+/// Why a stream is no longer read.
+enum Ended {
+    /// The watcher was told to stop.
+    Stopped,
+    /// The registry did not take a notice.
+    Parked,
+    /// The stream ended, with this error if it gave one.
+    Cut { brought_any: bool, error: Option<ExecutorError> },
+}
+
+type Events = BoxStream<'static, Result<WatchEvent, ExecutorError>>;
+
+impl Watcher {
+    /// Runs until it is told to stop. A delivery that is under way then is finished first.
+    pub(super) async fn run(mut self, delivered: &mut Delivered) {
+        let stop = self.stop.clone();
+        let mut failures = 0_u32;
+        let mut pause = Duration::ZERO;
+        loop {
+            let opened_at = Instant::now();
+            let opened = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                opened = self.executor.watch_tasks(&self.owner) => opened,
+            };
+            let ended = match opened {
+                Ok(events) => self.watch(events, delivered).await,
+                Err(error) => Ended::Cut { brought_any: false, error: Some(error) },
+            };
+            match ended {
+                Ended::Stopped => return,
+                Ended::Parked => {
+                    failures = 0;
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return,
+                        changed = self.attachments.changed() => if changed.is_err() { return },
+                    }
+                }
+                Ended::Cut { brought_any, error } => {
+                    let failed = !brought_any && opened_at.elapsed() <= pause;
+                    failures = if failed { failures.saturating_add(1) } else { 1 };
+                    if failures == 1 {
+                        let error = error.map_or_else(|| "the stream ended".to_owned(), |error| error.to_string());
+                        tracing::debug!(owner = %self.owner, error, "watching for completions again");
+                    }
+                    // Without randomness all pauses are the longest of their kind.
+                    pause = self.pace.pause(failures, getrandom::u32().unwrap_or(u32::MAX));
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return,
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads one stream to its end, delivers, and acknowledges when nothing more is ready. An acknowledgement that fails is
+    /// made good by the next one, or by the next stream, on which the completion comes again.
+    async fn watch(&mut self, mut events: Events, delivered: &mut Delivered) -> Ended {
+        let stop = self.stop.clone();
+        let (mut brought_any, mut unacknowledged) = (false, None);
+        loop {
+            let ready = if stop.is_cancelled() { None } else { events.next().now_or_never() };
+            let next = match ready {
+                Some(next) => next,
+                None => {
+                    if let Some(up_to) = unacknowledged.take() {
+                        self.acknowledge(up_to).await;
+                        continue;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => return Ended::Stopped,
+                        next = events.next() => next,
+                    }
+                }
+            };
+            let completion = match next {
+                Some(Ok(WatchEvent::Completion(completion))) => completion,
+                Some(Ok(WatchEvent::CaughtUp)) => continue,
+                Some(Err(error)) => return Ended::Cut { brought_any, error: Some(error) },
+                None => return Ended::Cut { brought_any, error: None },
+            };
+            brought_any = true;
+            if !self.deliver(&completion, delivered).await {
+                if let Some(up_to) = unacknowledged {
+                    self.acknowledge(up_to).await;
+                }
+                return Ended::Parked;
+            }
+            unacknowledged = Some(completion.sequence);
+        }
+    }
+
+    /// Whether a completion has been delivered, now or before.
+    async fn deliver(&mut self, completion: &Completion, delivered: &mut Delivered) -> bool {
+        if delivered.contains(completion) {
+            return true;
+        }
+        // Marked as seen before the registry is asked: an attachment that comes while it answers ends the parking.
+        self.attachments.borrow_and_update();
+        let notice = Notice {
+            owner: self.owner.clone(),
+            task_id: completion.task_id.clone(),
+            sequence: completion.sequence,
+            text: text::task::notice(&completion.task_id, &completion.status),
+        };
+        let taken = self.registry.deliver(notice).await;
+        if taken {
+            delivered.insert(completion);
+        }
+        taken
+    }
+
+    async fn acknowledge(&self, up_to: u64) {
+        let too_late = async {
+            self.stop.cancelled().await;
+            tokio::time::sleep(ACKNOWLEDGE_AFTER_STOP).await;
+        };
+        tokio::select! {
+            biased;
+            acknowledged = self.executor.ack_completions(&self.owner, up_to) => if let Err(error) = acknowledged {
+                tracing::debug!(owner = %self.owner, up_to, %error, "an acknowledgement failed");
+            },
+            () = too_late => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_keep_at_least_half() {
+        let pace = Pace { first: Duration::from_millis(100), longest: Duration::from_secs(30) };
+        let pauses =
+            |fraction| [1, 2, 3, 9, 10, 40, u32::MAX].map(|failures| pace.pause(failures, fraction).as_millis());
+        assert_eq!(pauses(u32::MAX), [100, 200, 400, 25_600, 30_000, 30_000, 30_000]);
+        assert_eq!(pauses(0), [50, 100, 200, 12_800, 15_000, 15_000, 15_000]);
+    }
+}
