@@ -145,15 +145,9 @@ impl Stream {
         self.progress.borrow().closed
     }
 
-    /// Where the stream stands, as it goes on.
+    /// Where the stream stands, as it goes on. Whoever waits on it is woken at every step of a flood.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
-    }
-
-    /// Resolves when the stream is closed. Unlike a wait on [`Stream::subscribe`] it costs a flooding command nothing.
-    /// Cancel-safe.
-    pub(crate) async fn until_closed(&self) {
-        self.control.ended().await;
     }
 
     /// Returns when the stream is closed, after `quiet` without a byte, or at `until`; what was in the pipe when it was called

@@ -62,15 +62,6 @@ impl PumpControl {
     pub(super) fn empty(&self) -> impl Future<Output = ()> + Send + use<> {
         let request = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         self.wake.notify_one();
-        self.met(request)
-    }
-
-    /// Resolves when the pump has ended. Cancel-safe.
-    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.met(ALL_REQUESTS)
-    }
-
-    fn met(&self, request: u64) -> impl Future<Output = ()> + Send + use<> {
         let mut emptied = self.emptied.subscribe();
         async move {
             // The sender lives in the stream, and so does whoever waits here.
