@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! This is the only place, with `main`, that prints and decides exit codes. [`arguments`] is what can be written,
-//! [`settings`] where the executor is and for whom calls are made, [`backend`] the executor that follows from it; the other
+//! `settings` where the executor is and for whom calls are made, `backend` the executor that follows from it; the other
 //! modules are one subcommand, or a few that belong together, each.
 //!
 //! Exit codes: the command's own, 128+n when it died of signal n, 124 when it timed out, 125 for failures of our own, 64

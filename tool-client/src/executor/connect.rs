@@ -2,7 +2,7 @@
 //!
 //! A connection is made when the first call needs it and again when it was lost. What matters to the rest of the client is
 //! one fact about each request: was its message handed to a connection? A command of a request that was not cannot have
-//! been started. [`Wire`] knows it, because it wraps each request's body and sees the transport take it.
+//! been started. `Wire` knows it, because it wraps each request's body and sees the transport take it.
 
 use std::{
     fmt,
