@@ -24,13 +24,15 @@ pub use self::{
     problem::Problem,
     state_dir::{StateDir, StateDirError},
 };
-use crate::{service::auth::TokenDigest, telemetry::LogSettings};
+use crate::telemetry::LogSettings;
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Directory that commands start in when none is given. Absolute.
     pub default_workdir: PathBuf,
+    /// Directory that a relative workdir is resolved against: the one that the executor was started in. Absolute.
+    pub start_dir: PathBuf,
     /// Timeout of a run that gives none, in milliseconds.
     pub timeout_ms: f64,
     /// Longest timeout, in milliseconds.
@@ -69,10 +71,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The defaults, for a state directory and a default workdir.
+    /// The defaults, for a state directory and a default workdir, which is taken for the start directory too.
     #[must_use]
     pub fn new(state_dir: PathBuf, default_workdir: PathBuf, environment: Vec<(OsString, OsString)>) -> Self {
         Self {
+            start_dir: default_workdir.clone(),
             default_workdir,
             timeout_ms: 120_000.0,
             max_timeout_ms: 600_000.0,
@@ -122,8 +125,8 @@ impl Settings {
 pub struct ServerSettings {
     /// What the engine lives by.
     pub engine: Settings,
-    /// Who may call over TCP.
-    pub tokens: Vec<TokenDigest>,
+    /// Who may call over TCP: the SHA-256 of each token.
+    pub tokens: Vec<[u8; 32]>,
     /// Whose Unix peers are served, beside root's: the user that started the daemon.
     pub daemon_uid: u32,
     /// How to log.

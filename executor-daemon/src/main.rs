@@ -55,7 +55,7 @@ fn serve(flags: ServeFlags) -> ExitCode {
     };
     let Daemon { server, listeners, identity, unprotected, drain_limit } = daemon;
     // Held until the keeper ends, so that no second daemon works on the same state.
-    let _state_dir = match StateDir::take(&server.engine.state_dir, identity.change) {
+    let _state_dir = match StateDir::take(&server.engine.state_dir, &identity) {
         Ok(taken) => taken,
         Err(error) => {
             complain(&error);

@@ -451,7 +451,8 @@ async fn killing_a_finished_task_ends_its_leftovers_and_keeps_its_status() {
 async fn a_stopped_task_is_killed_after_the_grace() {
     let world = World::new().await;
     let id = world.task("echo $$ > pid; kill -STOP $$").await;
-    world.wrote("pid").await;
+    let pid = world.wrote("pid").await;
+    until(|| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))).await;
     assert_eq!(world.kill(&id).await, KillOutcome::default());
     assert_eq!(world.read(&id).await.status, TaskStatus::Killed(Some(9)));
     world.close().await;
@@ -614,9 +615,7 @@ async fn a_long_command_runs_as_a_short_one_does() {
         let short = world.run([b"# x\n", script].concat()).await;
         let comment = vec![b'x'; 140_000];
         let long = world.run([b"# ", comment.as_slice(), b"\n", script].concat()).await;
-        let told = |result: &RunResult| {
-            (result.exit.clone(), result.stdout.tail.clone(), result.stderr.tail.clone())
-        };
+        let told = |result: &RunResult| (result.exit.clone(), result.stdout.tail.clone(), result.stderr.tail.clone());
         assert_eq!(told(&short), told(&long), "{}", String::from_utf8_lossy(script));
     }
     // A syntax error has the same code and other words.

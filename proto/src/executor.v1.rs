@@ -22,7 +22,8 @@ pub struct CommandSpec {
     /// The text that `bash -c` gets. Not empty, no NUL, at most 8 MiB.
     #[prost(bytes = "bytes", tag = "1")]
     pub command: ::prost::bytes::Bytes,
-    /// Directory to start in. Absolute, or relative to the executor's default workdir. Absent: that default.
+    /// Directory to start in. Absolute, or relative to the directory that the executor itself was started in. Absent: the
+    /// executor's default workdir.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub workdir: ::core::option::Option<::prost::bytes::Bytes>,
     /// Variables set on top of the executor's own environment for commands; a later one wins. Each `NAME=value` at most

@@ -98,7 +98,7 @@ pub struct EnvironmentVariable {
 pub struct CommandSpec {
     /// The text that `bash -c` gets.
     pub command: Bytes,
-    /// Directory to start in: absolute, or relative to the executor's default. `None`: that default.
+    /// Directory to start in: absolute, or relative to the one that the executor was started in. `None`: its default workdir.
     pub workdir: Option<Bytes>,
     /// Set on top of the executor's own environment for commands; a later one wins.
     pub environment: Vec<EnvironmentVariable>,
@@ -415,7 +415,7 @@ impl CommandSpec {
             at_most(SizedPart::Stdin, stdin.len(), crate::MAX_COMMAND_BYTES)?;
         }
         if let Some(timeout_ms) = timeout_ms
-            && !(*timeout_ms > 0.0)
+            && (timeout_ms.is_nan() || *timeout_ms <= 0.0)
         {
             return Err(ExecutorError::invalid("timeout_ms", "is not a positive number"));
         }

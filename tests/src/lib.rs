@@ -1,1 +1,147 @@
-//! Support for the behaviour tests.
+//! What behaviour tests stand on: a fresh executor per test, the same body for every backend, and the recorded scenarios.
+//!
+//! A test is an async function over a [`World`], and one line makes it a test on every backend:
+//!
+//! ```ignore
+//! every_backend!(a_command_runs);
+//! async fn a_command_runs(world: &World) {
+//!     assert_eq!(world.bash("echo hi").await, "hi\n");
+//! }
+//! ```
+//!
+//! `every_backend!(name with Setup { grace_ms: 3_000, ..Setup::default() })` configures the executor; `every_daemon!(name)` and
+//! `on_backend!(Backend::Unix, name)` are for what is about the daemon. The executor must have ended well, and
+//! nothing of its commands may be alive, when the body is done.
+//!
+//! - [`World`] has the tools' texts ([`World::bash`], [`World::background`], [`World::output`], [`World::kill`]), the
+//!   executor under them, the daemon, and marks: put [`World::tag`] or [`World::sleep`] into a command, and
+//!   [`World::survivors`] finds whatever of it is alive.
+//! - [`wait_for`] and [`wait_until`] wait for conditions; nothing sleeps in place of one. [`Stopwatch`] checks bounds and
+//!   grants thrice the time on a busy machine.
+//! - [`scenario`] plays recorded cases; the program `scenarios` does it from the command line.
+
+use std::{panic::AssertUnwindSafe, time::Duration};
+
+use futures_util::FutureExt;
+
+mod backend;
+pub mod binaries;
+mod daemon;
+mod mailbox;
+pub mod processes;
+pub mod scenario;
+mod wait;
+mod world;
+
+pub use backend::{Backend, Setup};
+pub use daemon::Daemon;
+pub use mailbox::Mailbox;
+pub use wait::{Stopwatch, wait_for, wait_until};
+pub use world::{SESSION, World};
+
+/// No body takes longer: it hangs.
+const HANGS: Duration = Duration::from_secs(180);
+
+/// Makes an async function over `&World` a test on every backend.
+#[macro_export]
+macro_rules! every_backend {
+    ($name:ident) => {
+        $crate::every_backend!($name with $crate::Setup::default());
+    };
+    ($name:ident with $setup:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            #[test]
+            fn in_process() {
+                $crate::run($crate::Backend::InProcess, $setup, super::$name);
+            }
+
+            #[test]
+            fn unix() {
+                $crate::run($crate::Backend::Unix, $setup, super::$name);
+            }
+
+            #[test]
+            fn tcp() {
+                $crate::run($crate::Backend::Tcp, $setup, super::$name);
+            }
+        }
+    };
+}
+
+/// Makes an async function over `&World` a test on both kinds of daemon.
+#[macro_export]
+macro_rules! every_daemon {
+    ($name:ident) => {
+        $crate::every_daemon!($name with $crate::Setup::default());
+    };
+    ($name:ident with $setup:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            #[test]
+            fn unix() {
+                $crate::run($crate::Backend::Unix, $setup, super::$name);
+            }
+
+            #[test]
+            fn tcp() {
+                $crate::run($crate::Backend::Tcp, $setup, super::$name);
+            }
+        }
+    };
+}
+
+/// Makes an async function over `&World` a test on one backend.
+#[macro_export]
+macro_rules! on_backend {
+    ($backend:expr, $name:ident) => {
+        $crate::on_backend!($backend, $name with $crate::Setup::default());
+    };
+    ($backend:expr, $name:ident with $setup:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            #[test]
+            fn once() {
+                $crate::run($backend, $setup, super::$name);
+            }
+        }
+    };
+}
+
+/// Runs a body in a fresh world, which is ended whatever happens.
+///
+/// # Panics
+/// When the body does, or hangs, or the executor does not start or end well.
+pub fn run(backend: Backend, setup: Setup, body: impl AsyncFnOnce(&World)) {
+    block_on(async {
+        let world = World::start(backend, setup).await.expect("the executor starts");
+        let played = AssertUnwindSafe(tokio::time::timeout(HANGS, body(&world))).catch_unwind().await;
+        match played {
+            Ok(Ok(())) => world.finish().await.expect("the executor ends well"),
+            Ok(Err(_)) => panic!("the body hangs; alive: {:#?}", world.survivors()),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+}
+
+/// Runs a future on a runtime like the one that a harness has.
+///
+/// # Panics
+/// When there can be no runtime.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime can be made").block_on(future)
+}
+
+/// Bytes that nobody else has.
+fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("the kernel gives no random bytes: {error}"))?;
+    Ok(bytes)
+}

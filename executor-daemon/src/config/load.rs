@@ -86,7 +86,13 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
         Some(identity) => identity::environment(identity, environment),
         None => environment,
     };
-    let settings = settings(&mut values, Settings::new(state_dir, workdir, environment));
+    // As with the default workdir: what cannot travel as text, or is gone, is no start.
+    let start_dir = around.start_dir.clone().filter(|dir| dir.to_str().is_some());
+    let defaults = Settings {
+        start_dir: start_dir.unwrap_or_else(|| workdir.clone()),
+        ..Settings::new(state_dir, workdir, environment)
+    };
+    let settings = settings(&mut values, defaults);
     match identity {
         Some(identity) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),

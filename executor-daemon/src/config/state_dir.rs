@@ -15,6 +15,9 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
+use super::identity;
+use crate::keeper::protocol::Identity;
+
 /// What root keeps its state in.
 const ROOT_S: &str = "/var/lib/executor-daemon";
 
@@ -53,6 +56,18 @@ pub enum StateDirError {
         /// The daemon's.
         uid: u32,
     },
+    /// Commands run as another user, who cannot get to the spill files that they are told of.
+    #[error(
+        "state directory {}: user {user} cannot reach the spill files in it, since a directory above lets others not \
+         through; use another --state-dir, or chmod o+x what is above",
+        .path.display()
+    )]
+    OutOfReach {
+        /// The directory.
+        path: PathBuf,
+        /// Who commands run as.
+        user: String,
+    },
     /// Another daemon uses it.
     #[error("state directory {}: another daemon{holder} uses it; stop that one, or give this one its own --state-dir", .path.display())]
     InUse {
@@ -87,17 +102,20 @@ impl StateDir {
     /// Makes the directory if it is missing, sets its mode and takes it for this process.
     ///
     /// # Errors
-    /// When it cannot be used, is somebody else's, or another daemon uses it.
-    pub fn take(path: &Path, traversable: bool) -> Result<Self, StateDirError> {
+    /// When it cannot be used, is somebody else's or out of the commands' reach, or another daemon uses it.
+    pub fn take(path: &Path, commands: &Identity) -> Result<Self, StateDirError> {
         let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
-        fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(path).map_err(unusable)?;
+        let mode = if commands.change { TRAVERSABLE } else { PRIVATE };
+        fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(unusable)?;
         let metadata = fs::metadata(path).map_err(unusable)?;
         let uid = nix::unistd::geteuid().as_raw();
         if metadata.uid() != uid {
             return Err(StateDirError::Foreign { path: path.to_owned(), owner: metadata.uid(), uid });
         }
-        let mode = if traversable { TRAVERSABLE } else { PRIVATE };
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
+        if !identity::can_enter(commands, path) {
+            return Err(StateDirError::OutOfReach { path: path.to_owned(), user: commands.name.clone() });
+        }
         let given_up = Instant::now() + DEAD_HOLDER_S_CHILDREN;
         let mut lock = loop {
             let mut options = OpenOptions::new();
@@ -136,25 +154,38 @@ fn holder(file: File) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn commands(change: bool) -> Identity {
+        let uid = if change { 3_999_999 } else { nix::unistd::geteuid().as_raw() };
+        Identity { name: "x".into(), uid, gid: uid, groups: Vec::new(), home: "/".into(), change }
+    }
+
     #[test]
     fn a_state_directory_is_private_and_has_one_daemon() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("a/b");
-        let first = StateDir::take(&path, false).expect("the first takes it");
+        let first = StateDir::take(&path, &commands(false)).expect("the first takes it");
         let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode(&path), 0o700);
-        let second = StateDir::take(&path, false).expect_err("the second is refused").to_string();
+        let second = StateDir::take(&path, &commands(false)).expect_err("the second is refused").to_string();
         let own = std::process::id();
         assert!(second.contains(&format!("another daemon (pid {own}) uses it")), "{second}");
         drop(first);
-        let _again = StateDir::take(&path, true).expect("it is free again");
+
+        let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+        set(0o711);
+        let path = dir.path().join("c/d");
+        let _again = StateDir::take(&path, &commands(true)).expect("another user's commands can reach it");
         assert_eq!(mode(&path), 0o711);
+        set(0o700);
+        let path = dir.path().join("e");
+        let error = StateDir::take(&path, &commands(true)).expect_err("out of reach").to_string();
+        assert!(error.contains("user x cannot reach the spill files in it"), "{error}");
     }
 
     #[test]
     fn what_is_no_directory_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
-        let error = StateDir::take(file.path(), false).expect_err("refused").to_string();
+        let error = StateDir::take(file.path(), &commands(false)).expect_err("refused").to_string();
         assert!(error.starts_with(&format!("state directory {}: ", file.path().display())), "{error}");
     }
 }

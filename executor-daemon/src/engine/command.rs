@@ -8,7 +8,6 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::Path,
 };
 
 use bytes::Bytes;
@@ -72,7 +71,7 @@ impl Prepared {
         let environment = environment(settings, identity, &spec);
         let path = environment.iter().find_map(|(name, value)| (name == b"PATH").then_some(value.as_slice()));
         let programs = programs(path.unwrap_or(DEFAULT_PATH));
-        let workdir = workdir(&settings.default_workdir, spec.workdir.as_deref());
+        let workdir = workdir(settings, spec.workdir.as_deref());
         let script = spec.command.len() > MAX_ARGUMENT_BYTES;
         let text = if script { BOOTSTRAP.into() } else { spec.command.to_vec() };
         let spawn = SpawnSpec {
@@ -165,15 +164,15 @@ fn programs(path: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The directory in force: absolute as it was given; relative, resolved lexically against the default one.
-fn workdir(default: &Path, given: Option<&[u8]>) -> Bytes {
-    let default = default.as_os_str().as_bytes();
+/// The directory in force: absolute as it was given; relative, resolved lexically against the start directory.
+fn workdir(settings: &Settings, given: Option<&[u8]>) -> Bytes {
+    let start_dir = settings.start_dir.as_os_str().as_bytes();
     match given {
-        None => Bytes::copy_from_slice(default),
+        None => Bytes::copy_from_slice(settings.default_workdir.as_os_str().as_bytes()),
         Some(given) if given.starts_with(b"/") => Bytes::copy_from_slice(given),
         Some(given) => {
             let mut parts: Vec<&[u8]> = Vec::new();
-            for part in default.split(|byte| *byte == b'/').chain(given.split(|byte| *byte == b'/')) {
+            for part in start_dir.split(|byte| *byte == b'/').chain(given.split(|byte| *byte == b'/')) {
                 match part {
                     b"" | b"." => {}
                     b".." => {
@@ -276,10 +275,10 @@ mod tests {
 
     #[test]
     fn workdirs_resolve_lexically() {
-        let at = |given: Option<&str>| {
-            String::from_utf8(workdir(Path::new("/work/here"), given.map(str::as_bytes)).to_vec()).unwrap()
-        };
-        assert_eq!(at(None), "/work/here");
+        let settings = Settings { default_workdir: "/usr".into(), ..settings(&[]) };
+        let at =
+            |given: Option<&str>| String::from_utf8(workdir(&settings, given.map(str::as_bytes)).to_vec()).unwrap();
+        assert_eq!(at(None), "/usr");
         assert_eq!(at(Some("/a/../b/")), "/a/../b/");
         assert_eq!(at(Some("sub/./x/")), "/work/here/sub/x");
         assert_eq!(at(Some("../..//../etc")), "/etc");

@@ -79,17 +79,30 @@ impl Driver {
         }
     }
 
-    /// The whole way.
-    pub(super) async fn drive(mut self) {
+    /// The whole way. Returns what is left to do when the executor stops and something survives: [`Driver::linger`].
+    pub(super) async fn drive(mut self) -> Option<Self> {
         self.until_shell_ended().await;
         if self.entry.has_leftovers() && self.engine.upgrade().is_some_and(|engine| engine.settings.reap_descendants) {
             self.entry.apply(|state| state.request(Cause::Leftovers));
         }
         self.until_settled().await;
         self.make_result().await;
-        if self.until_gone().await {
-            self.finish().await;
+        while self.entry.look(|state| state.alive() || state.ending()) {
+            if self.draining() && self.entry.look(|state| !state.ending()) {
+                return Some(self);
+            }
+            self.step().await;
         }
+        self.finish().await;
+        None
+    }
+
+    /// Goes on until nothing is alive, for who still asks after the executor's drain.
+    pub(super) async fn linger(mut self) {
+        while self.entry.look(|state| state.alive() || state.ending()) {
+            self.step().await;
+        }
+        self.finish().await;
     }
 
     async fn until_shell_ended(&mut self) {
@@ -175,17 +188,6 @@ impl Driver {
         if entry.has_leftovers() {
             engine.limit_leftovers(&entry.facts.caller);
         }
-    }
-
-    /// Returns true when nothing is alive; false when the executor stops and what survives had its time.
-    async fn until_gone(&mut self) -> bool {
-        while self.entry.look(State::alive) {
-            if self.entry.look(|state| !state.ending()) && self.draining() {
-                return false;
-            }
-            self.step().await;
-        }
-        true
     }
 
     /// Nothing is alive: takes what is still in the pipes, gives everything back, and forgets or keeps.

@@ -129,7 +129,12 @@ impl Start {
         }
         let timeout = (self.kind == Kind::Run).then(|| duration_of_ms(self.prepared.timeout_ms));
         let driver = Driver::new(Arc::downgrade(engine), Arc::clone(&entry), events, timeout, self.permits);
-        engine.drivers.spawn(driver.drive());
+        engine.drivers.spawn(async move {
+            if let Some(rest) = driver.drive().await {
+                // A drain has waited long enough for it.
+                tokio::spawn(rest.linger());
+            }
+        });
         Ok((entry, self.prepared))
     }
 

@@ -183,7 +183,7 @@ impl Desk {
         let alive: Vec<_> = alive.map(|(handle, command)| (*handle, command.helper)).collect();
         for (handle, helper) in alive {
             if let Some(token) = helper {
-                self.to_helper(token, &ToKeeper::End { handle, grace_ms: 0 });
+                self.instruct(token, &ToKeeper::End { handle, grace_ms: 0 });
             }
         }
     }
@@ -333,7 +333,7 @@ impl Desk {
         }
     }
 
-    fn to_helper(&mut self, token: u64, message: &ToKeeper) {
+    fn instruct(&mut self, token: u64, message: &ToKeeper) {
         if let Ok(frame) = Frame::encode(message) {
             self.pool.send(&self.epoll, token, frame);
         }
@@ -437,7 +437,7 @@ impl Desk {
         let (mut fds, mut wanted) = (Vec::new(), true);
         match &message {
             FromKeeper::Spawned { pid, .. } => {
-                (command.phase, command.shell) = (Phase::Running, pid.cast_signed());
+                (command.phase, command.shell) = (Phase::Running, i32::try_from(*pid).unwrap_or(0));
                 fds.clone_from(&command.kept);
             }
             FromKeeper::Exited { .. } => command.phase = Phase::Leftovers,

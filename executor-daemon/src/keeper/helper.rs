@@ -105,25 +105,21 @@ pub(super) fn run(socket: OwnedFd, context: &Context) -> std::io::Result<()> {
 
 /// Moves the socket to descriptor 3 and closes all others above 2.
 fn keep_only(socket: OwnedFd) -> std::io::Result<OwnedFd> {
-    use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+    use std::os::fd::{FromRawFd, IntoRawFd};
     let raw = socket.into_raw_fd();
     // SAFETY: whoever owned the descriptors that are replaced or closed here is the keeper's code, which this process never
     // runs again; the new one at 3 has one owner, which is returned.
     unsafe {
-        if raw != 3 {
-            if libc::dup3(raw, 3, libc::O_CLOEXEC) < 0 {
-                return Err(std::io::Error::last_os_error());
-            }
+        if raw != 3 && libc::dup3(raw, 3, libc::O_CLOEXEC) < 0 {
+            return Err(std::io::Error::last_os_error());
         }
         let kept = OwnedFd::from_raw_fd(3);
-        if libc::close_range(4, libc::c_uint::MAX, 0) < 0 {
-            for fd in 4..i32::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::OPEN_MAX)?.unwrap_or(1024))
-                .unwrap_or(i32::MAX)
-            {
+        if libc::syscall(libc::SYS_close_range, 4, libc::c_int::MAX, 0) < 0 {
+            let open_max = nix::unistd::sysconf(nix::unistd::SysconfVar::OPEN_MAX)?.unwrap_or(1024);
+            for fd in 4..i32::try_from(open_max).unwrap_or(i32::MAX) {
                 libc::close(fd);
             }
         }
-        debug_assert_eq!(kept.as_raw_fd(), 3);
         Ok(kept)
     }
 }
@@ -390,8 +386,8 @@ impl Ending {
     }
 }
 
-/// SIGTERM to the shell's group and to every descendant outside of it, once each; stopped ones are let go on, so that
-/// they can act on it.
+/// SIGTERM to the shell's group and to every descendant outside of it, once each. One that is stopped stays so: the signal
+/// waits for it, and SIGKILL after the grace does not.
 fn terminate(shell: Option<i32>) {
     let descendants = tree::walk();
     if let Some(shell) = shell {
@@ -400,9 +396,6 @@ fn terminate(shell: Option<i32>) {
     for one in descendants.iter().filter(|one| !one.zombie()) {
         if shell != Some(one.group) {
             one.signal(libc::SIGTERM);
-        }
-        if one.stopped() {
-            one.signal(libc::SIGCONT);
         }
     }
 }

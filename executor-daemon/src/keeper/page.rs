@@ -15,7 +15,10 @@ use std::{
 };
 
 /// Bytes of the header; the ring begins here.
-pub const PAGE_BYTES: u64 = 4096;
+pub const PAGE_BYTES: u64 = MAPPED_BYTES as u64;
+
+/// The same, as a length of memory.
+const MAPPED_BYTES: usize = 4096;
 
 /// What the header page holds. Zeroed by the kernel when the file is made, except for the offset.
 #[repr(C)]
@@ -61,7 +64,7 @@ impl SharedPage {
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                PAGE_BYTES as usize,
+                MAPPED_BYTES,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_POPULATE,
                 file.as_raw_fd(),
@@ -139,7 +142,7 @@ impl SharedPage {
 impl Drop for SharedPage {
     fn drop(&mut self) {
         // SAFETY: unmaps exactly what `map` has mapped; nothing that borrowed from it can be alive.
-        unsafe { libc::munmap(self.header.as_ptr().cast(), PAGE_BYTES as usize) };
+        unsafe { libc::munmap(self.header.as_ptr().cast(), MAPPED_BYTES) };
     }
 }
 

@@ -137,7 +137,7 @@ pub(super) fn start(
         stderr: descriptors.stderr.as_raw_fd(),
         script: descriptors.script.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
         open_files: open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
-        identity: identity.change.then(|| ChildIdentity {
+        identity: identity.change.then_some(ChildIdentity {
             uid: identity.uid,
             gid: identity.gid,
             groups: identity.groups.as_ptr(),

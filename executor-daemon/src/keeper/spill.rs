@@ -177,12 +177,12 @@ mod tests {
     fn modes_are_private_or_for_the_group() {
         let parent = tempfile::tempdir().expect("temporary directory");
         let private = own(false);
-        let mut spills = Spills::open(&parent.path().join("a/b"), &[private.clone()]).expect("made");
+        let mut spills = Spills::open(&parent.path().join("a/b"), std::slice::from_ref(&private)).expect("made");
         let (_, path) = spills.open_file(&private, "bash-1.stdout").expect("made");
         assert_eq!((mode(&path), mode(path.parent().expect("has one"))), (0o600, 0o700));
 
         let other = own(true);
-        let mut spills = Spills::open(&parent.path().join("c"), &[other.clone()]).expect("made");
+        let mut spills = Spills::open(&parent.path().join("c"), std::slice::from_ref(&other)).expect("made");
         let (_, path) = spills.open_file(&other, "bash-1.stdout").expect("made");
         assert_eq!((mode(&path), mode(path.parent().expect("has one"))), (0o640, 0o750));
         assert_eq!(mode(&parent.path().join("c")), 0o711);

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -166,7 +166,7 @@ impl Drop for Daemon {
             let _ = self.child.wait();
         }
         if std::thread::panicking() {
-            println!("log of the daemon:\n{}", self.log());
+            let _ = writeln!(std::io::stderr(), "log of the daemon:\n{}", self.log());
         }
     }
 }
@@ -193,7 +193,6 @@ pub(crate) fn bearer<T>(message: T, token: &str) -> Request<T> {
 }
 
 /// An interceptor that sends the token.
-#[expect(clippy::result_large_err, reason = "the library wants it so")]
 pub(crate) fn with_token(mut request: Request<()>) -> Result<Request<()>, Status> {
     let value = format!("Bearer {TOKEN}").parse().expect("a header value");
     request.metadata_mut().insert("authorization", value);

@@ -130,6 +130,9 @@ impl LocalExecutor {
         };
         let own = environment.unwrap_or_else(|| std::env::vars_os().collect());
         let mut settings = Settings::new(state_dir, default_workdir, Settings::command_environment(own));
+        if let Ok(start_dir) = std::env::current_dir() {
+            settings.start_dir = start_dir;
+        }
         if let Some(adjust) = adjust {
             adjust(&mut settings);
         }

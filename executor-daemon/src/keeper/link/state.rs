@@ -25,6 +25,12 @@ use crate::{
 
 type Waiting<K, T> = HashMap<K, VecDeque<oneshot::Sender<T>>>;
 
+/// What a start comes to: the stage and the kernel's answer where it failed.
+type Started = Result<Spawned, (Stage, i32)>;
+
+/// A spill file, open for writing, and its path.
+type SpillFile = io::Result<(OwnedFd, PathBuf)>;
+
 /// Everything that the link's clones and its task have in common.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -43,10 +49,10 @@ pub(super) struct State {
     lost: bool,
     /// Bounded by what was asked and not answered yet.
     unsent: VecDeque<(Frame, Vec<OwnedFd>)>,
-    pub(super) spawning: HashMap<ProcessHandle, oneshot::Sender<Result<Spawned, (Stage, i32)>>>,
+    pub(super) spawning: HashMap<ProcessHandle, oneshot::Sender<Started>>,
     pub(super) ending: Waiting<ProcessHandle, Vec<u32>>,
     pub(super) listing: Waiting<ProcessHandle, Vec<ProcessEntry>>,
-    pub(super) spilling: Waiting<(ProcessHandle, Stream), io::Result<(OwnedFd, PathBuf)>>,
+    pub(super) spilling: Waiting<(ProcessHandle, Stream), SpillFile>,
     events: HashMap<ProcessHandle, mpsc::UnboundedSender<ProcessEvent>>,
     /// The shells of commands that are not known to be empty.
     pub(super) alive: HashMap<ProcessHandle, u32>,

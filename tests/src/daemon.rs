@@ -1,0 +1,252 @@
+//! The daemon under test: the real binary, on a free socket, with exactly the environment that the test gives it.
+
+use std::{
+    fs::{self, File},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, Uid, chown},
+};
+
+use crate::{
+    backend::{Backend, Setup},
+    binaries,
+    processes::{self, Found},
+    random,
+};
+
+/// Longest wait for the line that says that it is ready.
+const START: Duration = Duration::from_secs(20);
+
+/// Longest wait for its end after SIGTERM, above the grace that it gives commands.
+const STOP: Duration = Duration::from_secs(15);
+
+/// Longest wait for the end of its own processes after that of the outermost one.
+const LAST_END: Duration = Duration::from_secs(2);
+
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A running daemon. Dropped, it is killed; [`Daemon::stop`] is how it ends properly.
+#[derive(Debug)]
+pub struct Daemon {
+    /// What was started: the daemon, or the launcher that it was asked to be started by.
+    child: Child,
+    /// The daemon's outermost process.
+    pid: i32,
+    endpoint: String,
+    token_file: PathBuf,
+    log: PathBuf,
+    grace: Duration,
+}
+
+impl Daemon {
+    /// Starts one whose files lie in `root` and whose directory and HOME are `tmp`, and waits until it is ready. `listen` is
+    /// the Unix socket or the TCP port.
+    pub(crate) async fn start(backend: Backend, setup: &Setup, root: &Path, tmp: &Path) -> anyhow::Result<Self> {
+        let (state, config, token_file, log) =
+            (root.join("state"), root.join("config.toml"), root.join("token"), root.join("log"));
+        fs::write(&config, setup.config_file())?;
+        fs::write(&token_file, format!("{}\n", token()?))?;
+        fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600))?;
+        for file in [&config, &token_file] {
+            give(file, setup.uid)?;
+        }
+        let socket = root.join("socket");
+        let listen = setup.listen.clone().unwrap_or_else(|| match backend {
+            Backend::Tcp => "tcp:127.0.0.1:0".to_owned(),
+            Backend::Unix | Backend::InProcess => format!("unix:{}", socket.display()),
+        });
+        let launcher: Vec<String> =
+            setup.launcher.iter().map(|word| word.replace("${ROOT}", &root.to_string_lossy())).collect();
+        let mut command = program(&launcher);
+        command.arg("serve").args(["--listen", &listen]);
+        command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
+        if let Some(uid) = setup.uid {
+            command.uid(uid).gid(uid);
+        } else if Uid::effective().is_root() {
+            command.args(["--run-as", setup.run_as]);
+        }
+        if let Some(group) = setup.group {
+            command.process_group(group);
+        }
+        let output = File::create(&log)?;
+        command.env_clear().envs(setup.executor_environment(tmp)).current_dir(tmp);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = command.spawn().context("starting the daemon")?;
+        let pid = i32::try_from(child.id()).expect("process ids are small");
+        let grace = Duration::from_millis(setup.grace_ms);
+        let mut daemon = Self { child, pid, endpoint: String::new(), token_file, log, grace };
+        daemon.endpoint = daemon.ready(backend, &socket).await?;
+        if !setup.launcher.is_empty() {
+            daemon.pid = daemon.processes().first().context("the launcher started no daemon")?.pid;
+        }
+        Ok(daemon)
+    }
+
+    /// As clients name it.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The file with the token that it knows.
+    #[must_use]
+    pub fn token_file(&self) -> &Path {
+        &self.token_file
+    }
+
+    /// The pid of its outermost process: the keeper.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its own processes: those below the keeper that run the daemon's program.
+    #[must_use]
+    pub fn processes(&self) -> Vec<Found> {
+        let own = |one: &Found| one.program.as_deref() == Some(binaries::executor_daemon());
+        processes::tree(self.pid()).into_iter().filter(own).collect()
+    }
+
+    /// The process that serves: of its own processes the one with the most threads.
+    ///
+    /// # Panics
+    /// When the daemon is not running.
+    #[must_use]
+    pub fn server(&self) -> Found {
+        let threads = |one: &Found| fs::read_dir(format!("/proc/{}/task", one.pid)).map_or(0, Iterator::count);
+        self.processes().into_iter().max_by_key(threads).expect("a running daemon has processes")
+    }
+
+    /// Resident memory of its own processes, in KiB.
+    #[must_use]
+    pub fn resident_kib(&self) -> u64 {
+        let one = |pid: i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        self.processes().iter().filter_map(|process| one(process.pid)).sum()
+    }
+
+    /// What it has printed so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends SIGTERM and waits for its end, which must be exit code 0 with nothing of it left.
+    ///
+    /// # Errors
+    /// When it was something else.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        let all = processes::tree(self.pid());
+        self.signal(Signal::SIGTERM)?;
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if begun.elapsed() > STOP + self.grace {
+                bail!("it does not stop on SIGTERM: {:?}\n{}", processes::tree(self.pid()), self.log());
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        anyhow::ensure!(status.success(), "it stopped with {status}\n{}", self.log());
+        // Idle helpers learn of its end by a closed socket, a moment later.
+        let begun = Instant::now();
+        loop {
+            let left: Vec<_> = all.iter().filter(|one| one.is_alive()).collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            anyhow::ensure!(begun.elapsed() < LAST_END, "these outlived it: {left:?}\n{}", self.log());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Sends a signal to its outermost process.
+    ///
+    /// # Errors
+    /// When it has ended.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "its id cannot have been reused: it is our child and was not waited for"
+    )]
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        kill(Pid::from_raw(self.pid()), signal).context("signalling the daemon")
+    }
+
+    /// Whether and how it has ended.
+    ///
+    /// # Errors
+    /// When that cannot be asked.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    async fn ready(&mut self, backend: Backend, socket: &Path) -> anyhow::Result<String> {
+        let begun = Instant::now();
+        loop {
+            let log = self.log();
+            let line = log.lines().find(|line| line.contains("ready"));
+            match (backend, line) {
+                (_, None) => {}
+                (Backend::Unix | Backend::InProcess, Some(_)) => return Ok(format!("unix:{}", socket.display())),
+                (Backend::Tcp, Some(line)) => {
+                    let port = line.split("127.0.0.1:").nth(1).context("its ready line names no port")?;
+                    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
+                    return Ok(format!("http://127.0.0.1:{port}"));
+                }
+            }
+            if let Some(status) = self.ended()? {
+                bail!("the daemon ended at its start with {status}:\n{log}");
+            }
+            anyhow::ensure!(begun.elapsed() < START, "the daemon was not ready after {START:?}:\n{log}");
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        // A test has failed. What the daemon would have ended, it still ends when asked to.
+        let asked = self.signal(Signal::SIGTERM);
+        let begun = Instant::now();
+        while asked.is_ok() && begun.elapsed() < STOP && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(LOOK);
+        }
+        if self.child.kill().is_ok() && self.child.wait().is_err() {
+            // Nothing more can be done for it here.
+        }
+    }
+}
+
+/// Gives a file or directory to the user that the executor runs as.
+pub(crate) fn give(path: &Path, uid: Option<u32>) -> anyhow::Result<()> {
+    uid.map_or(Ok(()), |uid| chown(path, Some(uid.into()), Some(uid.into())))
+        .with_context(|| format!("giving {} to {uid:?}", path.display()))
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests start the daemon that they test")]
+fn program(launcher: &[String]) -> Command {
+    let Some((first, rest)) = launcher.split_first() else { return Command::new(binaries::executor_daemon()) };
+    let mut command = Command::new(first);
+    command.args(rest).arg(binaries::executor_daemon());
+    command
+}
+
+/// A token that no other daemon under test has.
+fn token() -> anyhow::Result<String> {
+    Ok(random::<24>()?.iter().map(|byte| format!("{byte:02x}")).collect())
+}

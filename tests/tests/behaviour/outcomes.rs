@@ -1,0 +1,140 @@
+//! Outcomes that only executors elsewhere have, and budgets: each has one text (the contract's table of new outcomes).
+
+use std::{fs, time::Duration};
+
+use executor_proto::types::{CommandSpec, EnvironmentVariable, SandboxMode};
+use executor_tests::{
+    Backend, Daemon, SESSION, Setup, Stopwatch, World, every_backend, every_daemon, on_backend, wait_for, wait_until,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tool_client::tools::Abort;
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// One call to an executor that is reached by an endpoint and a token file.
+async fn call_at(world: &World, endpoint: &str, token: Option<&str>) -> String {
+    let file = world.tmp().join("another-token");
+    if let Some(token) = token {
+        fs::write(&file, token).expect("it can be written");
+    }
+    let there = World::connect(endpoint, token.map(|_| file.as_path()), world.tmp()).await.expect("it is an endpoint");
+    there.bash("echo > ran").await
+}
+
+on_backend!(Backend::Unix, an_executor_that_is_not_there_is_unavailable);
+async fn an_executor_that_is_not_there_is_unavailable(world: &World) {
+    let watch = Stopwatch::start();
+    for endpoint in [format!("unix:{}/no-socket", world.tmp().display()), "http://127.0.0.1:1".to_owned()] {
+        let text = call_at(world, &endpoint, Some("0123456789abcdef")).await;
+        let rest = text.strip_prefix(&format!("Error: executor unavailable: {endpoint}: "));
+        assert!(rest.is_some_and(|cause| !cause.is_empty() && !cause.contains('\n')), "{text}");
+    }
+    watch.assert_within("two refusals", SOON);
+}
+
+on_backend!(Backend::Tcp, a_caller_without_the_token_is_refused);
+async fn a_caller_without_the_token_is_refused(world: &World) {
+    let endpoint = world.daemon().map(Daemon::endpoint).expect("there is one");
+    for token in [Some("not-the-token-of-this-daemon"), None] {
+        let text = call_at(world, endpoint, token).await;
+        let rest = text.strip_prefix("Error: executor refused the caller: ");
+        assert!(rest.is_some_and(|reason| !reason.is_empty() && !reason.contains('\n')), "{text}");
+    }
+    assert_eq!(world.bash("[ -e ran ]").await, "(no output)\n[exit code: 1]");
+}
+
+every_backend!(a_budget_that_is_used_up_says_what_to_do
+    with Setup { max_tasks_per_owner: Some(2), ..Setup::default() });
+async fn a_budget_that_is_used_up_says_what_to_do(world: &World) {
+    let first = world.background(&world.sleep(300)).await;
+    let second = world.background(&world.sleep(300)).await;
+    let text = world.bash_with("true", json!({"run_in_background": true})).await;
+    let rest = text.strip_prefix("Error: executor over its limit: ").unwrap_or_else(|| panic!("{text}"));
+    assert!(rest.ends_with(" (2 of 2); finish or kill a background task, or try again later"), "{text}");
+    assert_eq!(world.bash("echo runs are not tasks").await, "runs are not tasks\n");
+    for id in [first, second] {
+        assert_eq!(world.kill(&id).await, format!("killed background task {id}"));
+    }
+    assert_eq!(world.background("true").await.0, "bash-3", "a start that is refused uses no id");
+}
+
+every_backend!(what_is_too_large_is_named_with_its_size);
+async fn what_is_too_large_is_named_with_its_size(world: &World) {
+    let spec = CommandSpec { command: "cat | wc -c".into(), ..CommandSpec::default() };
+    let stdin = |bytes: usize| CommandSpec { stdin: Some("i".repeat(bytes).into()), ..spec.clone() };
+    let error = world.run(stdin(8_388_609)).await.expect_err("it is too large");
+    assert_eq!(error.to_string(), "stdin too large: 8388609 bytes, at most 8388608");
+    assert_eq!(world.run(stdin(8_388_608)).await.expect("it is not").stdout.tail, "8388608\n");
+    let text = world.bash_with("pwd", json!({"workdir": "/".repeat(131_072)})).await;
+    assert_eq!(text, "Error: workdir too large: 131072 bytes, at most 131071");
+    // Each is small enough, all together are not: the kernel takes a quarter of the stack's limit.
+    let variable = |n: usize| EnvironmentVariable { name: format!("V{n}").into(), value: "v".repeat(100_000).into() };
+    let many = CommandSpec { environment: (0..100).map(variable).collect(), ..spec };
+    let error = world.run(many).await.expect_err("it is too large");
+    assert!(error.to_string().starts_with("environment too large: "), "{error}");
+}
+
+every_backend!(a_sandbox_that_cannot_be_had_fails_closed);
+async fn a_sandbox_that_cannot_be_had_fails_closed(world: &World) {
+    for mode in [SandboxMode::ReadOnly, SandboxMode::WorkspaceWrite] {
+        let spec = CommandSpec {
+            command: format!("echo > {}/ran", world.tmp().display()).into(),
+            sandbox_mode: Some(mode),
+            ..CommandSpec::default()
+        };
+        if world.executor().info().await.expect("it answers").sandbox_modes.contains(&mode) {
+            continue;
+        }
+        let error = world.run(spec).await.expect_err("it cannot be had");
+        assert!(matches!(&error, executor_proto::error::ExecutorError::SandboxUnavailable { .. }), "{error}");
+        assert!(!world.tmp().join("ran").exists(), "it ran without");
+    }
+}
+
+every_daemon!(a_run_that_the_stopping_executor_ends_says_so);
+async fn a_run_that_the_stopping_executor_ends_says_so(world: &World) {
+    let daemon = world.daemon().expect("there is one");
+    let task = world.background(&world.sleep(300)).await;
+    let command = format!("echo out; echo > ready; {}", world.sleep(300));
+    let stop = async {
+        wait_for("it runs", SOON, || world.tmp().join("ready").exists()).await;
+        daemon.signal(Signal::SIGTERM).expect("it runs");
+    };
+    let (text, ()) = futures_util::future::join(world.bash(&command), stop).await;
+    assert_eq!(text, "out\n[ended: executor stopping]\n[killed by signal: SIGTERM]");
+    wait_for("the daemon has ended", SOON, || daemon.processes().iter().all(|one| one.is_dead())).await;
+    world.assert_no_survivors("after the daemon stopped");
+    // The owner listened all the time: a task that the stop ended gives no notice.
+    assert_eq!(world.mailbox().taken(), [], "of {task}");
+}
+
+every_daemon!(a_server_that_dies_is_replaced_and_leaves_nothing_running);
+async fn a_server_that_dies_is_replaced_and_leaves_nothing_running(world: &World) {
+    let daemon = world.daemon().expect("there is one");
+    let server = daemon.server();
+    assert_ne!(server.pid, daemon.pid(), "the keeper does not serve");
+    let command = format!("echo out; echo > ready; setsid {} & {}", world.sleep(300), world.sleep(300));
+    let die = async {
+        wait_for("it runs", SOON, || world.tmp().join("ready").exists()).await;
+        kill_server(daemon);
+    };
+    let (text, ()) = futures_util::future::join(world.bash(&command), die).await;
+    let known = text.starts_with("out\n[exit unknown: ");
+    assert!(known || text.starts_with("Error: outcome unknown: the command may have run ("), "{text}");
+    wait_for("what it ran is ended", SOON, || world.survivors().is_empty()).await;
+    let session = world.session(SESSION);
+    let arguments = json!({"command": "echo ok", "description": "d"}).to_string();
+    let text = wait_until("the next server answers", SOON, async || {
+        let result = world.call(Some(&session), "bash", &arguments, &Abort::default()).await;
+        (!result.is_error).then_some(result.text)
+    })
+    .await;
+    assert_eq!(text, "ok\n");
+    assert_ne!(daemon.server().pid, server.pid);
+}
+
+#[expect(clippy::disallowed_methods, reason = "the server was seen alive as a child of the daemon just now")]
+fn kill_server(daemon: &Daemon) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.server().pid), Signal::SIGKILL).expect("it lives");
+}
