@@ -455,6 +455,10 @@ impl Desk {
         if wanted && !abandoned {
             self.pass_up(packet, fds);
         }
+        if over {
+            // Not left to the helper: one too many has just been let go, with what it would have said next.
+            self.answer_owed(handle, &[]);
+        }
     }
 
     /// To the engine, as it came.
