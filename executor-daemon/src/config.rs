@@ -24,7 +24,7 @@ pub use self::{
     problem::Problem,
     state_dir::{StateDir, StateDirError},
 };
-use crate::{service::auth::TokenDigest, telemetry::LogSettings};
+use crate::telemetry::LogSettings;
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,8 +125,8 @@ impl Settings {
 pub struct ServerSettings {
     /// What the engine lives by.
     pub engine: Settings,
-    /// Who may call over TCP.
-    pub tokens: Vec<TokenDigest>,
+    /// Who may call over TCP: the SHA-256 of each token.
+    pub tokens: Vec<[u8; 32]>,
     /// Whose Unix peers are served, beside root's: the user that started the daemon.
     pub daemon_uid: u32,
     /// How to log.

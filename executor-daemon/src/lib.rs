@@ -12,5 +12,5 @@ pub mod keeper;
 pub mod limits;
 mod output;
 pub mod server;
-pub mod service;
+mod service;
 pub mod telemetry;

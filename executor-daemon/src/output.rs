@@ -9,6 +9,7 @@
 //! One task per stream ([`pump`]) moves the bytes, one more writes the spill while there is one. What this module does not do:
 //! it neither makes nor removes files, and it knows nothing of the command's life but the end of its pipe.
 
+mod growth;
 mod pump;
 mod reader;
 mod ring;
@@ -144,7 +145,7 @@ impl Stream {
         self.progress.borrow().closed
     }
 
-    /// Where the stream stands, as it goes on.
+    /// Where the stream stands, as it goes on. Whoever waits on it is woken at every step of a flood.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }

@@ -56,6 +56,9 @@ const OWN_FAILURE: u8 = 125;
 /// Why the server could not be started.
 #[derive(Debug, thiserror::Error)]
 enum ServerError {
+    /// They were made by another version of this program.
+    #[error("the keeper's settings: {0}")]
+    Settings(#[from] postcard::Error),
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -75,22 +78,19 @@ enum ServerError {
 ///
 /// Returns 0 after a drain, 125 when serving could not begin or broke.
 pub async fn main(link: KeeperLink, listeners: Vec<OwnedFd>, server_settings: Vec<u8>) -> ExitCode {
-    let settings = match ServerSettings::decode(&server_settings) {
-        Ok(settings) => settings,
-        Err(error) => {
-            telemetry::init(telemetry::LogSettings::default());
-            tracing::error!(%error, "the keeper's settings are of another version");
-            return ExitCode::from(OWN_FAILURE);
-        }
+    let decoded = ServerSettings::decode(&server_settings);
+    let Ok(lines) = telemetry::init(decoded.as_ref().map(|settings| settings.log).unwrap_or_default()) else {
+        return ExitCode::from(OWN_FAILURE);
     };
-    telemetry::init(settings.log);
-    match serve(link, listeners, settings).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(%error, "the server ends");
-            ExitCode::from(OWN_FAILURE)
-        }
+    let served = match decoded {
+        Ok(settings) => serve(link, listeners, settings).await,
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = &served {
+        tracing::error!(%error, "the server ends");
     }
+    lines.flush();
+    if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OWN_FAILURE) }
 }
 
 async fn serve(link: KeeperLink, listeners: Vec<OwnedFd>, settings: ServerSettings) -> Result<(), ServerError> {

@@ -3,7 +3,7 @@
 //! Before a request gets here, [`edge`] has decided who is calling and put the tenant into the request. What a call
 //! decided is one line in the log, see [`CallLog`].
 
-pub mod auth;
+pub(crate) mod auth;
 mod call_log;
 mod convert;
 pub(crate) mod edge;

@@ -1,9 +1,13 @@
 //! Structured logs on stderr: one line per decision, never output, never secrets.
 
+mod lines;
+
 use std::io;
 
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::{EnvFilter, fmt};
+
+pub(crate) use self::lines::Lines;
 
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,16 +69,21 @@ impl Default for LogSettings {
 }
 
 /// Starts logging. The libraries below are heard from `warn` on only, unless everything is asked for.
-pub(crate) fn init(settings: LogSettings) {
+///
+/// # Errors
+/// When there can be no thread that writes the lines.
+pub(crate) fn init(settings: LogSettings) -> io::Result<Lines> {
     let libraries = match settings.level {
         LogLevel::Error => "error",
         LogLevel::Warn | LogLevel::Info | LogLevel::Debug | LogLevel::Trace => "warn",
     };
     let filter = EnvFilter::new(format!("{libraries},executor_daemon={}", settings.level.as_str()));
-    let lines = fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let out = Lines::start(io::stderr())?;
+    let lines = fmt().with_env_filter(filter).with_writer(out.clone()).with_target(false);
     // A second start in one process, which only tests do, keeps the first's.
     let _ = match settings.format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),
     };
+    Ok(out)
 }

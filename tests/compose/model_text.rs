@@ -19,13 +19,14 @@ const WORKERS: usize = 3;
 /// Who runs the client and the daemons: the image's ordinary user.
 const USER: u64 = 10_001;
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Makes a scenario's files; its arguments are `${TMP}`, the daemon's configuration, and the scenario's setup lines.
+/// Makes a scenario's files; its arguments are `${TMP}`, the daemon's own directory, the daemon's configuration, and the
+/// scenario's setup lines.
 const PREPARE: &str = r#"
-    mkdir "$0"
-    (umask 077 && mkdir "$0.state" && head -c 32 /dev/urandom | base64 >"$0.token")
-    printf %s "$1" >"$0.toml"
+    mkdir "$0" "$1"
+    (umask 077 && mkdir "$1/state" && head -c 32 /dev/urandom | base64 >"$1/token")
+    printf %s "$2" >"$1/config.toml"
     cd "$0"
-    for line in "${@:2}"; do bash -c "$line"; done
+    for line in "${@:3}"; do bash -c "$line"; done
 "#;
 const SCENARIOS: &str = "tests/model-text/scenarios.json";
 
@@ -109,8 +110,9 @@ impl Stage {
     fn play(&self, client: &str, scenario: &Value) -> Result<(), String> {
         let name = name(scenario);
         let user = format!("--user={}", scenario["uid"].as_u64().unwrap_or(USER));
-        let tmp = format!("/workspace/{name}");
-        let mut prepare = docker(["exec", &user, client, "bash", "-ec", PREPARE, &tmp, &config(scenario, &tmp)]);
+        // Neither path begins with the other: the player puts a placeholder wherever a text has the first.
+        let (tmp, own) = (format!("/workspace/{name}"), format!("/workspace/daemon-of-{name}"));
+        let mut prepare = docker(["exec", &user, client, "bash", "-ec", PREPARE, &tmp, &own, &config(scenario, &tmp)]);
         let lines = scenario["setup"].as_array().into_iter().flatten();
         prepare.args(lines.map(|line| line.as_str().expect("a setup line is a string").replace("${TMP}", &tmp)));
         must(&mut prepare, "");
@@ -118,10 +120,10 @@ impl Stage {
         let daemon = format!("{}-{name}", self.marked.name);
         let mut start = docker(["run", "--detach", "--entrypoint=/usr/bin/env"]);
         start.args(self.placement()).args([&user, &format!("--name={daemon}"), &format!("--workdir={tmp}"), image()]);
-        let token = format!("--token-file={tmp}.token");
+        let token = format!("--token-file={own}/token");
         start.arg("-i").args(environment(scenario, &tmp)).args(["executor-daemon", "serve"]);
         start.args(["--listen=tcp:0.0.0.0:7700", "--insecure", &token]);
-        start.args([format!("--config={tmp}.toml"), format!("--state-dir={tmp}.state")]);
+        start.args([format!("--config={own}/config.toml"), format!("--state-dir={own}/state")]);
         must(&mut start, "");
 
         let endpoint = format!("http://{daemon}:7700");
@@ -147,7 +149,7 @@ impl Stage {
         must(&mut docker(["stop", "--time=10", daemon]), "");
         let code = must(&mut docker(["inspect", "--format={{.State.ExitCode}}", daemon]), "");
         let logged = run(&mut docker(["logs", daemon]), "");
-        must(&mut docker(["rm", daemon]), "");
+        must(&mut docker(["rm", "--volumes", daemon]), "");
         Finished { code: code.parse().ok(), ..logged }
     }
 }

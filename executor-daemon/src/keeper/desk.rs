@@ -456,7 +456,7 @@ impl Desk {
             self.pass_up(packet, fds);
         }
         if over {
-            // Not left to the helper: one too many has just been let go, with what it would have said next.
+            // The helper may answer these too, but one that is not needed any more is let go before it is heard.
             self.answer_owed(handle, &[]);
         }
     }

@@ -145,7 +145,7 @@ impl Directory {
     }
 
     fn create(&self, name: &str) -> io::Result<(OwnedFd, PathBuf)> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(self.held.as_fd(), name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
         let mut mode = Mode::S_IRUSR | Mode::S_IWUSR;
         if self.group.is_some() {

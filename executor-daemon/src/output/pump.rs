@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use nix::fcntl::{FcntlArg, fcntl};
 use tokio::{
     io::unix::{AsyncFd, AsyncFdReadyGuard},
     sync::{Notify, watch},
@@ -22,6 +21,7 @@ use tokio::{
 
 use super::{
     Progress, SpillOpener, Stream,
+    growth::Growth,
     ring::{Moved, Ring},
     spill::Demand,
     tail,
@@ -36,8 +36,14 @@ const TURN_BYTES: u64 = 1024 * 1024;
 /// How long a spill may stand still while a command waits for it.
 const STALL: Duration = Duration::from_secs(5);
 
+/// How long a pipe that was grown for a flood stays so without a byte.
+const CALM: Duration = Duration::from_secs(1);
+
 /// Pause after an error of the kernel (no memory for the ring's pages, say) before bytes are moved again.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// The number that meets every request: the end.
+const ALL_REQUESTS: u64 = u64::MAX;
 
 /// What others ask of a pump.
 #[derive(Debug, Default)]
@@ -58,7 +64,7 @@ impl PumpControl {
         self.wake.notify_one();
         let mut emptied = self.emptied.subscribe();
         async move {
-            // An abandoned stream (its runtime ends) has nothing more to give.
+            // The sender lives in the stream, and so does whoever waits here.
             let _ = emptied.wait_for(|done| *done >= request).await;
         }
     }
@@ -73,8 +79,9 @@ impl PumpControl {
 pub(super) struct Pump {
     stream: Arc<Stream>,
     ring: Arc<Ring>,
-    /// Bytes that the pipe can hold.
+    /// Most bytes that the pipe can have held since it was made.
     pipe_bytes: u64,
+    growth: Growth,
     demand: Demand,
     /// Taken by the spill when it begins.
     opener: Option<Arc<dyn SpillOpener>>,
@@ -93,11 +100,12 @@ impl Pump {
         pipe: OwnedFd,
         opener: Arc<dyn SpillOpener>,
     ) -> io::Result<()> {
-        let pipe_bytes = u64::try_from(fcntl(&pipe, FcntlArg::F_GETPIPE_SZ)?).unwrap_or(u64::MAX);
+        let growth = Growth::of(&pipe)?;
         #[expect(deprecated, reason = "its fault concerns types that do not own their descriptor; an OwnedFd does")]
         let pipe = AsyncFd::new(pipe)?;
         let demand = stream.spill.demand();
-        task::spawn(Self { stream, ring, pipe_bytes, demand, opener: Some(opener), request: (0, 0) }.run(pipe));
+        let pipe_bytes = growth.pipe_bytes();
+        task::spawn(Self { stream, ring, pipe_bytes, growth, demand, opener: Some(opener), request: (0, 0) }.run(pipe));
         Ok(())
     }
 
@@ -115,6 +123,7 @@ impl Pump {
             match self.step(&pipe) {
                 Ok(Moved::Bytes(moved)) => {
                     self.moved(moved);
+                    self.grow_while_flooded(&pipe, moved);
                     turn += moved;
                 }
                 Ok(Moved::Nothing) => {
@@ -123,7 +132,7 @@ impl Pump {
                     }
                     self.met();
                     // An error: the runtime ends, and everything with it.
-                    let Ok(now) = wait(&pipe, &self.stream.control).await else { return };
+                    let Ok(now) = self.wait(&pipe).await else { return };
                     readiness = now;
                     turn = 0;
                 }
@@ -141,7 +150,7 @@ impl Pump {
         }
         self.stream.progress.send_modify(|progress| progress.closed = true);
         self.stream.compact_if_asked();
-        self.stream.control.emptied.send_replace(u64::MAX);
+        self.stream.control.emptied.send_replace(ALL_REQUESTS);
     }
 
     fn step(&mut self, pipe: &AsyncFd<OwnedFd>) -> io::Result<Moved> {
@@ -190,13 +199,30 @@ impl Pump {
         }
         self.stream.control.blocked.store(false, Ordering::SeqCst);
     }
+
+    /// Waits until the pipe may hold something, or somebody wants to know that it does not.
+    async fn wait<'p>(&mut self, pipe: &'p AsyncFd<OwnedFd>) -> io::Result<Option<AsyncFdReadyGuard<'p, OwnedFd>>> {
+        if self.growth.is_grown() {
+            match time::timeout(CALM, ready(pipe, &self.stream.control)).await {
+                Ok(ready) => return ready,
+                Err(_elapsed) => self.growth.undo(pipe),
+            }
+        }
+        ready(pipe, &self.stream.control).await
+    }
+
+    fn grow_while_flooded(&mut self, pipe: &AsyncFd<OwnedFd>, moved: u64) {
+        if let Some(bytes) = self.growth.seen(pipe, moved) {
+            // Not less after it has shrunk again: more bytes than needed then meet a request, never fewer.
+            self.pipe_bytes = self.pipe_bytes.max(bytes);
+        }
+    }
 }
 
-/// Waits until the pipe may hold something, or somebody wants to know that it does not.
-async fn wait<'a>(
-    pipe: &'a AsyncFd<OwnedFd>,
+async fn ready<'p>(
+    pipe: &'p AsyncFd<OwnedFd>,
     control: &PumpControl,
-) -> io::Result<Option<AsyncFdReadyGuard<'a, OwnedFd>>> {
+) -> io::Result<Option<AsyncFdReadyGuard<'p, OwnedFd>>> {
     tokio::select! {
         guard = pipe.readable() => guard.map(Some),
         () = control.wake.notified() => Ok(None),

@@ -5,6 +5,7 @@ use std::{
     io::{PipeWriter, Write},
     os::unix::ffi::OsStrExt,
     path::Path,
+    process::{Child, Command, Stdio},
     sync::Weak,
     thread,
 };
@@ -119,19 +120,19 @@ async fn read_all(mut reader: StreamReader) -> (Vec<StreamChunk>, u64, bool) {
 }
 
 /// The gaps between chunks that begin at `from`; checks that every byte is the one that was written there.
-fn gaps(chunks: &[StreamChunk], from: u64, to: u64) -> Vec<Range<u64>> {
+fn gaps(chunks: &[StreamChunk], from: u64, to: u64) -> Vec<(u64, u64)> {
     let pattern = pattern();
     let (mut at, mut gaps) = (from, Vec::new());
     for chunk in chunks {
         assert!(chunk.offset >= at, "a byte was read twice");
         assert!(is_pattern(&pattern, chunk.offset, &chunk.data), "other bytes at {}", chunk.offset);
         if chunk.offset > at {
-            gaps.push(at..chunk.offset);
+            gaps.push((at, chunk.offset));
         }
         at = chunk.offset + chunk.data.len() as u64;
     }
     if at < to {
-        gaps.push(at..to);
+        gaps.push((at, to));
     }
     gaps
 }
@@ -240,7 +241,7 @@ fn resident_bytes() -> u64 {
 #[test]
 fn a_flood_takes_no_memory() {
     #[expect(clippy::disallowed_methods, reason = "the test itself, once more")]
-    let test = std::process::Command::new(std::env::current_exe().unwrap())
+    let test = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "output::tests::a_gibibyte_leaves_the_exact_tail_a_capped_spill_and_no_memory"])
         .output()
         .unwrap();
@@ -377,7 +378,7 @@ async fn what_nothing_keeps_any_more_is_one_gap() {
     closed(&stream).await;
     writer.join().unwrap();
     let (chunks, total, end) = read_all(reader).await;
-    assert_eq!((gaps(&chunks, 5, total), total, end), (vec![2 * MIB..7 * MIB], 8 * MIB, true));
+    assert_eq!((gaps(&chunks, 5, total), total, end), (vec![(2 * MIB, 7 * MIB)], 8 * MIB, true));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -490,7 +491,7 @@ async fn a_compacted_stream_keeps_its_tail_and_nothing_else() {
     fs::remove_file(stream.spill_path().unwrap()).unwrap();
     let (chunks, total, _) = read_all(stream.reader(0, ReadUntil::Now)).await;
     let kept = tail::kept_bytes(TAIL);
-    assert_eq!(gaps(&chunks, 0, total), vec![0..total - kept]);
+    assert_eq!(gaps(&chunks, 0, total), vec![(0, total - kept)]);
 }
 
 proptest! {
@@ -543,4 +544,34 @@ proptest! {
             }
         });
     }
+}
+
+/// The number that docs/adr/0003-moving-bytes.md gives: `cargo test --release -p executor-daemon --lib -- --ignored --nocapture speed`.
+#[ignore = "a measurement, of some seconds"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn speed_over_cat() {
+    const DD: &str = "dd if=/dev/zero bs=64k count=16384 status=none";
+    #[expect(clippy::disallowed_methods, reason = "programs to be compared with")]
+    fn timed(program: &str, arguments: &[&str], stdout: Stdio) -> (Child, Instant) {
+        let before = Instant::now();
+        (Command::new(program).args(arguments).stdin(Stdio::null()).stdout(stdout).spawn().unwrap(), before)
+    }
+    let mut ratios = Vec::new();
+    for _ in 0..11 {
+        let (mut cat, before) = timed("bash", &["-c", &format!("{DD} | cat >/dev/null")], Stdio::null());
+        assert!(cat.wait().unwrap().success());
+        let cat = before.elapsed();
+
+        let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 0);
+        let (mut dd, before) = timed("bash", &["-c", DD], pipe.into());
+        // As an engine does: who watched the progress would be woken at every step.
+        assert!(tokio::task::spawn_blocking(move || dd.wait()).await.unwrap().unwrap().success());
+        closed(&stream).await;
+        let ours = before.elapsed();
+        assert_eq!(stream.total(), 1024 * MIB);
+        ratios.push(ours.as_secs_f64() / cat.as_secs_f64());
+        println!("cat {cat:?}, stream {ours:?}");
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("median of the time over cat's: {:.2}", ratios[ratios.len() / 2]);
 }

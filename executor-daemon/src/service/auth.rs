@@ -15,14 +15,14 @@ use crate::ids::TenantId;
 
 /// A token as the server keeps it: its SHA-256, so that tokens of any length compare in the same time and none can be
 /// read from memory.
-pub type TokenDigest = [u8; 32];
+pub(crate) type TokenDigest = [u8; 32];
 
 /// Longest chain of parents that is followed. Process trees are not that deep; one that is, is refused.
 const MAX_ANCESTORS: usize = 4_096;
 
 /// The digest of a token.
 #[must_use]
-pub fn digest(token: &[u8]) -> TokenDigest {
+pub(crate) fn digest(token: &[u8]) -> TokenDigest {
     Sha256::digest(token).into()
 }
 

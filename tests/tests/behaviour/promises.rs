@@ -48,7 +48,7 @@ fn opponents(world: &World) -> Vec<Opponent> {
 impl Opponent {
     /// Waits until it has really begun.
     async fn begins(&self, world: &World, witness: &mut Witness) {
-        let mut at_work = || match self.at_work {
+        let at_work = || match self.at_work {
             Ok(processes) => world.survivors().len() >= processes,
             Err(file) => world.tmp().join(file).exists(),
         };
