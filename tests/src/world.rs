@@ -288,7 +288,7 @@ impl World {
         let marks = [self.tag.as_str(), &self.tmp.to_string_lossy()];
         let mut found = processes::marked(&marks, &self.tmp, binaries::executor_daemon());
         // What the daemon was started through (a namespace of its own) is not a command's either.
-        found.retain(|one| self.daemon().is_none_or(|daemon| daemon.pid() != one.pid));
+        found.retain(|one| self.daemon().is_none_or(|daemon| !daemon.was_started_through(one.pid)));
         found
     }
 
