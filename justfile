@@ -34,6 +34,10 @@ deny:
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 
+# Prints what a command costs over a bare spawn, and the daemon's memory after a flood. Decides nothing.
+bench:
+    cargo run --release -p executor-tests --bin bench
+
 # Packages target/release as an image. A distribution's own client comes first: a newer one may lack the plugin for BuildKit.
 image:
     tests/compose/base-image.sh

@@ -141,23 +141,22 @@ impl Engine {
     /// A malformed key.
     pub async fn cancel_run(&self, caller: &Caller, key: &StartKey) -> Result<KillOutcome, ExecutorError> {
         start::check_name("key", &key.0)?;
-        let mut aborted_start = false;
+        // Whether this abort is the one that a start was met with: then it is what has ended the run, however fast that went.
+        let mut met_start = false;
         loop {
             let lookup = self.inner.registry().abort_start(caller, key);
             match lookup {
                 KeyLookup::Starting(mut done) => {
-                    aborted_start = true;
-                    // Never sends, only closes.
                     while done.changed().await.is_ok() {}
+                    met_start |= *done.borrow();
                 }
                 KeyLookup::Known(entry) if entry.facts.kind == Kind::Run => {
                     let mut outcome = entry.end(Cause::Abort).await;
-                    // The abort that it was started with was this one.
-                    outcome.already_finished &= !aborted_start;
+                    outcome.already_finished &= !met_start;
                     return Ok(outcome);
                 }
                 KeyLookup::Known(_) | KeyLookup::Unknown => {
-                    return Ok(KillOutcome { already_finished: true, survivors: Vec::new() });
+                    return Ok(KillOutcome { already_finished: !met_start, survivors: Vec::new() });
                 }
             }
         }

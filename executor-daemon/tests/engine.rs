@@ -297,7 +297,8 @@ async fn a_dropped_run_is_ended_and_so_is_a_dropped_start() {
     // A finished run without a spill is forgotten.
     world.nothing_lives().await;
 
-    for _ in 0..10 {
+    // More at a time than the keeper keeps helpers for.
+    for _ in 0..30 {
         let caller = owner("a");
         let start = world.engine.run(&caller, key(), spec("sleep 60"));
         // Polled once, then dropped: the keeper is at it.
@@ -514,8 +515,10 @@ async fn a_drain_ends_everything_with_a_final_state_and_no_notice() {
     let task = world.task("setsid sleep 60 & echo $! > pid1; wait").await;
     let leftover = world.task("setsid sleep 60 >/dev/null 2>&1 & echo $! > pid2").await;
     assert_eq!(world.end(&leftover).await.status, TaskStatus::Ended(Exit::Code(0)));
-    let mut run = world.engine.run(&owner("a"), key(), spec("echo so far; sleep 60")).await.expect("it starts");
+    let mut run =
+        world.engine.run(&owner("a"), key(), spec("echo so far; echo > pid3; sleep 60")).await.expect("it starts");
     let pids = [world.wrote("pid1").await, world.wrote("pid2").await];
+    world.wrote("pid3").await;
     let mut watch = world.engine.watch_tasks(&owner("a")).expect("an owner");
 
     world.engine.drain().await;

@@ -149,7 +149,7 @@ impl Stage {
         must(&mut docker(["stop", "--time=10", daemon]), "");
         let code = must(&mut docker(["inspect", "--format={{.State.ExitCode}}", daemon]), "");
         let logged = run(&mut docker(["logs", daemon]), "");
-        must(&mut docker(["rm", daemon]), "");
+        must(&mut docker(["rm", "--volumes", daemon]), "");
         Finished { code: code.parse().ok(), ..logged }
     }
 }

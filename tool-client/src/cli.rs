@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! This is the only place, with `main`, that prints and decides exit codes. [`arguments`] is what can be written,
-//! [`settings`] where the executor is and for whom calls are made, [`backend`] the executor that follows from it; the other
+//! `settings` where the executor is and for whom calls are made, `backend` the executor that follows from it; the other
 //! modules are one subcommand, or a few that belong together, each.
 //!
 //! Exit codes: the command's own, 128+n when it died of signal n, 124 when it timed out, 125 for failures of our own, 64
@@ -49,6 +49,8 @@ enum Failure {
     Usage(String),
     /// It was not done. One line.
     Own(String),
+    /// A signal came first; its exit code.
+    Interrupted(u8),
     /// Nobody reads our output any more; there is nobody to tell.
     BrokenPipe,
 }
@@ -115,8 +117,7 @@ async fn run(Arguments { global, subcommand }: Arguments) -> Outcome {
         Subcommand::Info => {
             let settings = Settings::resolve(global)?;
             let interrupt = Interrupt::listen()?;
-            let backend = Backend::new(&settings, Files::AreNotTold).await?;
-            interrupt.or(info::info(&backend)).await
+            interrupt.or(async { info::info(&Backend::new(&settings, Files::AreNotTold).await?).await }).await
         }
         Subcommand::Call { tool, arguments } => call::call(&Settings::resolve(global)?, &tool, &arguments).await,
     }
@@ -138,6 +139,7 @@ fn needs_endpoint(what: &str) -> Failure {
 fn report(outcome: Outcome) -> u8 {
     let (code, line) = match outcome {
         Ok(code) => return code,
+        Err(Failure::Interrupted(code)) => return code,
         Err(Failure::BrokenPipe) => return EXIT_BROKEN_PIPE,
         Err(Failure::Usage(line)) => (EXIT_USAGE, line),
         Err(Failure::Own(line)) => (EXIT_OWN_FAILURE, line),

@@ -43,8 +43,8 @@ enum KeyUse {
     Starting {
         /// Somebody has taken it back meanwhile.
         aborted: bool,
-        /// Closes when the start has succeeded or failed.
-        done: watch::Receiver<()>,
+        /// Closes when the start has succeeded (true then) or failed.
+        done: watch::Receiver<bool>,
     },
     /// Its command is known: the row's number.
     Known(u64),
@@ -55,8 +55,8 @@ enum KeyUse {
 pub(super) enum KeyLookup<E> {
     /// Nothing that is known.
     Unknown,
-    /// A start under way, which will be ended as soon as it has happened; look again when this closes.
-    Starting(watch::Receiver<()>),
+    /// A start under way, which will be ended as soon as it has happened. This closes then: true, or false if it failed.
+    Starting(watch::Receiver<bool>),
     /// This.
     Known(Arc<E>),
 }
@@ -67,7 +67,7 @@ pub(super) enum KeyLookup<E> {
 pub(super) struct Reservation {
     caller: Caller,
     key: StartKey,
-    _done: watch::Sender<()>,
+    done: watch::Sender<bool>,
 }
 
 impl Reservation {
@@ -126,14 +126,14 @@ impl<E> Registry<E> {
         if tenant.keys.contains_key(&full_key) {
             return Err(ExecutorError::KeyConflict);
         }
-        let (done, watcher) = watch::channel(());
+        let (done, watcher) = watch::channel(false);
         tenant.keys.insert(full_key, KeyUse::Starting { aborted: false, done: watcher });
-        Ok(Reservation { caller: caller.clone(), key: key.clone(), _done: done })
+        Ok(Reservation { caller: caller.clone(), key: key.clone(), done })
     }
 
     /// The start of this key has failed.
     pub(super) fn give_back(&mut self, reservation: Reservation) {
-        let Reservation { caller, key, _done } = reservation;
+        let Reservation { caller, key, done: _done } = reservation;
         if let Some(tenant) = self.tenants.get_mut(&caller.tenant) {
             tenant.keys.remove(&(caller.owner, key));
         }
@@ -141,7 +141,8 @@ impl<E> Registry<E> {
 
     /// The start of this key has succeeded. Says whether it was taken back meanwhile.
     pub(super) fn register(&mut self, reservation: Reservation, id: TaskId, entry: Arc<E>) -> bool {
-        let Reservation { caller, key, _done } = reservation;
+        let Reservation { caller, key, done } = reservation;
+        done.send_replace(true);
         let number = self.next_number;
         self.next_number += 1;
         let tenant = self.tenants.entry(caller.tenant).or_insert_with(Tenant::new);
@@ -314,7 +315,7 @@ mod tests {
         let KeyLookup::Starting(done) = registry.abort_start(&a, &key("k")) else { panic!("it is being started") };
         assert!(done.has_changed().is_ok());
         assert!(registry.register(reservation, id(1), Arc::new(1)));
-        assert!(done.has_changed().is_err());
+        assert!(done.has_changed().is_err() && *done.borrow());
         assert!(matches!(registry.abort_start(&a, &key("k")), KeyLookup::Known(_)));
     }
 

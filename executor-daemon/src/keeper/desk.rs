@@ -455,6 +455,10 @@ impl Desk {
         if wanted && !abandoned {
             self.pass_up(packet, fds);
         }
+        if over {
+            // The helper may answer these too, but one that is not needed any more is let go before it is heard.
+            self.answer_owed(handle, &[]);
+        }
     }
 
     /// To the engine, as it came.

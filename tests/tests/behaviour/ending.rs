@@ -148,3 +148,14 @@ async fn b22_other_calls_of_the_same_owner_leave_a_task_alone(world: &World) {
     assert_eq!(world.kill(&id).await, format!("killed background task {id}"));
     world.assert_no_survivors("after the kill");
 }
+
+every_backend!(many_that_end_at_once_are_all_answered);
+async fn many_that_end_at_once_are_all_answered(world: &World) {
+    // More than the keeper keeps helpers for: some are let go as soon as their command has ended.
+    let ids = join_all((0..24).map(|_| async { world.background(&world.sleep(300)).await })).await;
+    let killed = join_all(ids.iter().map(|id| world.kill(id))).await;
+    for (id, text) in ids.iter().zip(killed) {
+        assert_eq!(text, format!("killed background task {id}"));
+    }
+    world.assert_no_survivors("after the kills");
+}

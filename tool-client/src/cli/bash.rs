@@ -35,21 +35,20 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
         return Err(needs_endpoint("--background"));
     }
     let interrupt = Interrupt::listen()?;
-    let stdin = if stdin {
-        tokio::select! {
-            () = interrupt.token().cancelled() => return Ok(interrupt.code().unwrap_or(EXIT_OWN_FAILURE)),
-            stdin = read_stdin() => Some(stdin?),
-        }
-    } else {
-        None
-    };
-    let backend = Backend::new(settings, if json { Files::AreTold } else { Files::AreNotTold }).await?;
+    let told = if json { Files::AreTold } else { Files::AreNotTold };
+    let prepared = interrupt.or(async {
+        let stdin = if stdin { Some(read_stdin().await?) } else { None };
+        let backend = Backend::new(settings, told).await?;
+        let workdir = backend.workdir(workdir.map(PathBuf::from)).await?;
+        Ok((backend, workdir, stdin))
+    });
+    let (backend, workdir, stdin) = prepared.await?;
     if backend.is_embedded() && output::is_terminal(StreamName::Stderr) {
         output::line("no endpoint is set: running on this host, as you").await?;
     }
     let spec = CommandSpec {
         command: Bytes::from(command.into_vec()),
-        workdir: backend.workdir(workdir.map(PathBuf::from)).await?,
+        workdir,
         stdin,
         timeout_ms: timeout.map(|timeout| timeout.as_secs_f64() * 1_000.0),
         ..CommandSpec::default()

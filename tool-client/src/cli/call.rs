@@ -29,11 +29,15 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
         return Err(needs_endpoint(what));
     }
     let interrupt = Interrupt::listen()?;
-    let backend = Backend::new(settings, Files::AreTold).await?;
-    let session = match &backend.owner {
-        Some(id) => Some(Session { id: id.clone(), cwd: backend.callers_directory().await? }),
-        None => None,
-    };
+    let prepared = interrupt.or(async {
+        let backend = Backend::new(settings, Files::AreTold).await?;
+        let session = match &backend.owner {
+            Some(id) => Some(Session { id: id.clone(), cwd: backend.callers_directory().await? }),
+            None => None,
+        };
+        Ok((backend, session))
+    });
+    let (backend, session) = prepared.await?;
     let abort = Abort { token: interrupt.token().clone(), reason: None };
     let result = Tools::new(backend.executor.clone()).call(session.as_ref(), tool, arguments, &abort).await;
     output::stdout(result.text).await?;

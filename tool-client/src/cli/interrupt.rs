@@ -11,7 +11,7 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, Outcome};
+use super::Failure;
 
 /// Listens for the signals that people and supervisors end a program with.
 #[derive(Debug, Clone)]
@@ -57,11 +57,11 @@ impl Interrupt {
     }
 
     /// Does something that a signal may simply leave undone.
-    pub(super) async fn or(&self, doing: impl Future<Output = Outcome>) -> Outcome {
+    pub(super) async fn or<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         tokio::select! {
             biased;
-            () = self.token.cancelled() => Ok(self.code().unwrap_or(128 + 2)),
-            outcome = doing => outcome,
+            () = self.token.cancelled() => Err(Failure::Interrupted(self.code().unwrap_or(128 + 2))),
+            done = doing => done,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A connection is made when the first call needs it and again when it was lost. What matters to the rest of the client is
 //! one fact about each request: was its message handed to a connection? A command of a request that was not cannot have
-//! been started. [`Wire`] knows it, because it wraps each request's body and sees the transport take it.
+//! been started. `Wire` knows it, because it wraps each request's body and sees the transport take it.
 
 use std::{
     fmt,
@@ -27,6 +27,10 @@ use tonic::{
     transport::{Channel, channel::ResponseFuture},
 };
 use tower::Service;
+
+mod peer;
+
+pub(super) use peer::Peer;
 
 /// Ping of a connection with a call on it: what the daemon sends too, and above what it takes for too many.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
@@ -244,17 +248,21 @@ impl Sent {
 pub(super) struct Wire {
     channel: Channel,
     token: Option<Token>,
+    peer: Peer,
 }
 
 impl Wire {
     /// Nothing is connected before the first call. Must be called inside a tokio runtime.
     pub(super) fn new(endpoint: &Endpoint, token: Option<Token>, connect_timeout: Duration) -> Self {
         let target = endpoint.clone();
+        let peer = Peer::default();
+        let heard = peer.clone();
         let connector = tower::service_fn(move |_: Uri| {
             let target = target.clone();
+            let heard = heard.clone();
             async move {
                 match tokio::time::timeout(connect_timeout, target.connect()).await {
-                    Ok(Ok(stream)) => Ok(TokioIo::new(stream)),
+                    Ok(Ok(stream)) => Ok(TokioIo::new(peer::Heard::new(stream, heard))),
                     Ok(Err(error)) => Err(ConnectFailure(in_words(&error))),
                     Err(_elapsed) => {
                         Err(ConnectFailure(format!("no connection within {}ms", connect_timeout.as_millis())))
@@ -271,7 +279,11 @@ impl Wire {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .connect_with_connector_lazy(connector);
-        Self { channel, token }
+        Self { channel, token, peer }
+    }
+
+    pub(super) fn peer(&self) -> &Peer {
+        &self.peer
     }
 }
 

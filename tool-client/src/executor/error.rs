@@ -7,7 +7,7 @@ use executor_proto::error::ExecutorError;
 use tonic::{Code, Status};
 
 use super::{
-    connect::{ConnectFailure, Sent},
+    connect::{ConnectFailure, Peer, Sent},
     retry::{Effect, Rpc},
 };
 
@@ -63,6 +63,16 @@ impl Fault {
             | Code::Internal
             | Code::Unavailable
             | Code::DataLoss => Self::Lost { cause: cause(status), sent: sent.get() && !refused_unprocessed(status) },
+        }
+    }
+
+    /// A peer that does not even speak HTTP/2 has read no request.
+    pub(super) fn on_behalf_of(self, peer: &Peer) -> Self {
+        match self {
+            Self::Lost { .. } if peer.is_foreign() => {
+                Self::Answer(ExecutorError::UnsupportedVersion { speaks: "it does not speak HTTP/2".to_owned() })
+            }
+            Self::Answer(_) | Self::Lost { .. } | Self::Silence { .. } => self,
         }
     }
 

@@ -23,7 +23,7 @@ use tonic::{Request, Status, Streaming};
 
 use super::{
     Executor, OutputSink,
-    connect::{ConnectError, Endpoint, Sent, Token, Wire},
+    connect::{ConnectError, Endpoint, Peer, Sent, Token, Wire},
     convert::{self, Malformed},
     error::Fault,
     retry::{self, Rpc},
@@ -63,6 +63,7 @@ impl Default for Deadlines {
 pub struct RemoteExecutor {
     endpoint: String,
     client: ExecutorClient<Wire>,
+    peer: Peer,
     deadlines: Deadlines,
     grace: OnceCell<Duration>,
 }
@@ -87,10 +88,12 @@ impl RemoteExecutor {
     /// The same with other deadlines.
     #[must_use]
     pub fn with_deadlines(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines) -> Self {
-        let client = ExecutorClient::new(Wire::new(endpoint, token, deadlines.connect))
+        let wire = Wire::new(endpoint, token, deadlines.connect);
+        let peer = wire.peer().clone();
+        let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_REQUEST_BYTES);
-        Self { endpoint: endpoint.to_string(), client, deadlines, grace: OnceCell::new() }
+        Self { endpoint: endpoint.to_string(), client, peer, deadlines, grace: OnceCell::new() }
     }
 
     /// Makes a call, and makes it again where the retry table allows that. `sent` tells, at any time and also after this
@@ -116,7 +119,7 @@ impl RemoteExecutor {
             request.extensions_mut().insert(sent.clone());
             let fault = match tokio::time::timeout(deadline, make(self.client.clone(), request)).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(status)) => Fault::of(&status, sent),
+                Ok(Err(status)) => Fault::of(&status, sent).on_behalf_of(&self.peer),
                 Err(_elapsed) => {
                     return Err(Fault::Silence { after: deadline, sent: sent.get() }.into_error(rpc, &self.endpoint));
                 }

@@ -19,6 +19,7 @@ use executor_proto::{
 #[allow(dead_code, reason = "the tests of the remote executor use the rest")]
 mod fake;
 
+mod embedded;
 mod help;
 mod run;
 mod tasks;

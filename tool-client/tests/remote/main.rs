@@ -277,6 +277,24 @@ async fn a_refused_stream_is_known_to_have_done_nothing() {
 }
 
 #[tokio::test]
+async fn a_peer_that_speaks_something_else_has_run_nothing() {
+    for word in ["HTTP/1.1 400 Bad Request\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n"] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (mut from, mut to) = stream.into_split();
+                let _ = tokio::io::AsyncWriteExt::write_all(&mut to, word.as_bytes()).await;
+                // Until the client has gone: a connection that is closed with bytes unread takes the word back.
+                let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
+            }
+        });
+        let error = run(&client_of(&format!("http://{address}"))).await.expect_err("it is no executor");
+        assert_eq!(error, ExecutorError::UnsupportedVersion { speaks: "it does not speak HTTP/2".into() }, "{word}");
+    }
+}
+
+#[tokio::test]
 async fn the_reasons_of_the_executor_come_through() {
     let limit = ExecutorError::OverLimit { what: "running tasks".into(), used: 2, limit: 2 };
     let daemon = Daemon::start(Script {

@@ -90,6 +90,7 @@ fn the_file_holds_every_key_and_options_win_over_it() {
         max_finished_per_owner: 10,
         finished_kept_seconds: 11,
         max_completions_per_owner: 12,
+        start_dir: scene.dir.path().to_owned(),
         ..Settings::new(engine.state_dir.clone(), "/".into(), engine.environment.clone())
     };
     assert_eq!(*engine, wanted);
