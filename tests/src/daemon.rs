@@ -21,6 +21,9 @@ use crate::{
     random,
 };
 
+/// With it `unshare` makes its program root, if only in a namespace.
+const MAP_ROOT_USER: &str = "--map-root-user";
+
 /// Longest wait for the line that says that it is ready.
 const START: Duration = Duration::from_secs(20);
 
@@ -70,7 +73,7 @@ impl Daemon {
         command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
         if let Some(uid) = setup.uid {
             command.uid(uid).gid(uid);
-        } else if Uid::effective().is_root() {
+        } else if Uid::effective().is_root() || setup.launcher.iter().any(|word| word == MAP_ROOT_USER) {
             command.args(["--run-as", setup.run_as]);
         }
         if let Some(group) = setup.group {
@@ -113,11 +116,15 @@ impl Daemon {
         pid == self.pid || u32::try_from(pid) == Ok(self.child.id())
     }
 
-    /// Its own processes: those below the keeper that run the daemon's program.
+    /// Its own processes: those below the outermost one that run the daemon's program.
     #[must_use]
     pub fn processes(&self) -> Vec<Found> {
-        let own = |one: &Found| one.program.as_deref() == Some(binaries::executor_daemon());
-        processes::tree(self.pid()).into_iter().filter(own).collect()
+        let own = |one: &Found| match &one.program {
+            Some(program) => program == binaries::executor_daemon(),
+            // It hides from its own user, who has only its name to go by.
+            None => one.command_line.split(' ').next().is_some_and(|word| word.ends_with("executor-daemon")),
+        };
+        processes::tree(self.pid).into_iter().filter(own).collect()
     }
 
     /// The process that serves: of its own processes the one with the most threads.
@@ -126,19 +133,15 @@ impl Daemon {
     /// When the daemon is not running.
     #[must_use]
     pub fn server(&self) -> Found {
-        let threads = |one: &Found| fs::read_dir(format!("/proc/{}/task", one.pid)).map_or(0, Iterator::count);
+        let threads = |one: &Found| status(one.pid, "Threads:");
         self.processes().into_iter().max_by_key(threads).expect("a running daemon has processes")
     }
 
     /// Resident memory of its own processes, in KiB.
     #[must_use]
     pub fn resident_kib(&self) -> u64 {
-        let one = |pid: i32| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-        };
-        self.processes().iter().filter_map(|process| one(process.pid)).sum()
+        let resident = |one: &Found| status(one.pid, "VmRSS:");
+        self.processes().iter().filter_map(resident).sum()
     }
 
     /// What it has printed so far.
@@ -235,6 +238,12 @@ impl Drop for Daemon {
             // Nothing more can be done for it here.
         }
     }
+}
+
+/// A number in a process's status; `None`: it has ended, or does not have it.
+fn status(pid: i32, name: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name))?.trim().trim_end_matches(" kB").parse().ok()
 }
 
 /// Gives a file or directory to the user that the executor runs as.
