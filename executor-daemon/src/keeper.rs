@@ -80,7 +80,7 @@ pub fn enter_if_asked() {
     let first = arguments.next();
     let code = match first.as_deref().and_then(OsStr::to_str) {
         Some(KEEPER_ARGUMENT) => embedded::keeper_main(arguments.next().map(PathBuf::from)),
-        Some(SERVER_ARGUMENT) => serve::server_main(),
+        Some(SERVER_ARGUMENT) => link::server::server_main(),
         Some(_) | None => return,
     };
     std::process::exit(code);

@@ -108,6 +108,11 @@ impl Daemon {
         self.pid
     }
 
+    /// Whether a process is the launcher, or the daemon itself.
+    pub(crate) fn was_started_through(&self, pid: i32) -> bool {
+        pid == self.pid || u32::try_from(pid) == Ok(self.child.id())
+    }
+
     /// Its own processes: those below the keeper that run the daemon's program.
     #[must_use]
     pub fn processes(&self) -> Vec<Found> {

@@ -40,7 +40,7 @@ pub use wait::{Stopwatch, wait_for, wait_until};
 pub use world::{SESSION, World};
 
 /// No body takes longer: it hangs.
-const HANGS: Duration = Duration::from_secs(180);
+const HANGS: Duration = Duration::from_secs(300);
 
 /// Makes an async function over `&World` a test on every backend.
 #[macro_export]

@@ -285,7 +285,11 @@ impl World {
     /// its environment or as its place. The executor's own are not among them.
     #[must_use]
     pub fn survivors(&self) -> Vec<Found> {
-        processes::marked(&[&self.tag, &self.tmp.to_string_lossy()], &self.tmp, binaries::executor_daemon())
+        let marks = [self.tag.as_str(), &self.tmp.to_string_lossy()];
+        let mut found = processes::marked(&marks, &self.tmp, binaries::executor_daemon());
+        // What the daemon was started through (a namespace of its own) is not a command's either.
+        found.retain(|one| self.daemon().is_none_or(|daemon| !daemon.was_started_through(one.pid)));
+        found
     }
 
     /// That nothing of this world's commands is alive, now.

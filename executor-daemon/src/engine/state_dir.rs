@@ -85,7 +85,14 @@ impl Counter {
         if latest.is_none() && filled > SLOT_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the task counter is damaged"));
         }
-        Ok(Self { file, latest: Mutex::new(latest.unwrap_or(0)) })
+        let latest = latest.unwrap_or(0);
+        if filled < slots.len() {
+            // Takes its place on the disk now: on one that is full later, written places can still be written.
+            let unused = if latest % 2 == 1 { SLOT_BYTES } else { 0 };
+            file.write_all_at(&encode(0), unused as u64)?;
+            file.write_all_at(&encode(latest), (SLOT_BYTES - unused) as u64)?;
+        }
+        Ok(Self { file, latest: Mutex::new(latest) })
     }
 
     /// The next number. When it could not be written down it was not used.
@@ -128,6 +135,17 @@ mod tests {
         assert_eq!([counter.next().unwrap(), counter.next().unwrap(), counter.next().unwrap()], [1, 2, 3]);
         assert_eq!(open(&directory).next().unwrap(), 4);
         assert_eq!(open(&directory).next().unwrap(), 5);
+    }
+
+    #[test]
+    fn a_counter_has_its_place_before_its_first_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let counter = open(&directory);
+        assert_eq!(counter.file.metadata().unwrap().len(), 2 * SLOT_BYTES as u64);
+        assert_eq!(counter.next().unwrap(), 1);
+        counter.file.set_len(SLOT_BYTES as u64).unwrap();
+        assert_eq!(open(&directory).next().unwrap(), 2);
+        assert_eq!(counter.file.metadata().unwrap().len(), 2 * SLOT_BYTES as u64);
     }
 
     #[test]

@@ -31,6 +31,7 @@ use super::{
 };
 use crate::ids::ProcessHandle;
 
+pub(super) mod server;
 mod state;
 use state::Shared;
 

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::signal::Signal;
 
 use super::{
     KeeperOptions, SERVER_ARGUMENT,
@@ -38,8 +38,6 @@ const LIVED: Duration = Duration::from_secs(10);
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 /// How long a server whose link is closed may take to exit.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
-/// How long a server may go on after its keeper is lost.
-const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs the daemon: becomes its keeper, starts the server, and returns when a signal has ended it.
 ///
@@ -263,44 +261,4 @@ impl fmt::Display for Ended {
 fn log(line: fmt::Arguments<'_>) {
     // Whoever started the daemon may have closed it.
     let _ = writeln!(io::stderr(), "executor-daemon: {line}");
-}
-
-/// Becomes the server; returns its exit code.
-pub(super) fn server_main() -> i32 {
-    match start_server_main() {
-        Ok(code) if code == ExitCode::SUCCESS => 0,
-        Ok(_) => 1,
-        Err(error) => {
-            log(format_args!("the server cannot start: {error}"));
-            i32::from(FAILED)
-        }
-    }
-}
-
-fn start_server_main() -> io::Result<ExitCode> {
-    let link = link::take_from_stdin()?;
-    nix::sys::prctl::set_dumpable(false)?;
-    // What a terminal or an operator sends to the whole group is for the keeper to act on.
-    let for_the_keeper =
-        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect::<SigSet>();
-    for_the_keeper.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let threads = std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 4));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-    let code = runtime.block_on(serve_link(link));
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    code
-}
-
-async fn serve_link(socket: OwnedFd) -> io::Result<ExitCode> {
-    let (link, listeners, server_settings) = link::KeeperLink::connect(socket).await?;
-    tokio::spawn(exit_without_keeper(link.watcher()));
-    Ok(crate::server::main(link, listeners, server_settings).await)
-}
-
-/// Without its keeper a server can do nothing, and must not hold the listening sockets of the next daemon.
-#[expect(clippy::disallowed_methods, reason = "ends a server that cannot go on and did not end by itself")]
-async fn exit_without_keeper(watcher: link::Watcher) {
-    watcher.lost().await;
-    tokio::time::sleep(ORPHAN_LIMIT).await;
-    std::process::exit(i32::from(FAILED));
 }

@@ -40,7 +40,7 @@ const BATCH_BYTES: u64 = 1024 * 1024;
 const COPY_BYTES: usize = 64 * 1024;
 
 /// How long a result waits for the file to catch up. With the drain after an exit it stays within what a call may take.
-const CATCH_UP: Duration = Duration::from_millis(600);
+const CATCH_UP: Duration = Duration::from_millis(900);
 
 /// Where the file stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,34 +10,62 @@ use tool_client::tools::Abort;
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// Programs that do all they can to be left over, and how many processes they are at least. The tag is in their arguments,
-/// and nothing else says whose they are.
-fn opponents(world: &World) -> Vec<(&'static str, usize, String)> {
+/// A program that does all it can to be left over. The tag is in its arguments, and nothing else says whose it is.
+struct Opponent {
+    what: &'static str,
+    command: String,
+    /// It is at work when so many processes are seen, or else when it has made this file.
+    at_work: Result<usize, &'static str>,
+}
+
+fn opponents(world: &World) -> Vec<Opponent> {
     let tag = world.tag();
     let sleep = world.sleep(300);
-    let daemonize = "fork and exit; POSIX::setsid(); fork and exit; $SIG{$_} = \"IGNORE\" for qw(TERM HUP INT); chdir \"/\"; \
-                     open STDIN, \"/dev/null\"; open STDOUT, \">/dev/null\"; open STDERR, \">/dev/null\"; sleep 300";
-    // Each hop is a new process in a new session whose parent is gone.
-    let hop = "while (1) { my $pid = fork; exit if $pid; POSIX::setsid(); select undef, undef, undef, 0.002 }";
+    let daemonize = "fork and exit; POSIX::setsid(); fork and exit; $SIG{$_} = \"IGNORE\" for qw(TERM HUP INT); \
+                     open F, \">daemonized\"; close F; chdir \"/\"; open STDIN, \"/dev/null\"; \
+                     open STDOUT, \">/dev/null\"; open STDERR, \">/dev/null\"; sleep 300";
+    // Each hop is a new process in a new session whose parent is gone. A list of processes hardly ever shows one.
+    let hop = "while (1) { my $pid = fork; exit if $pid; POSIX::setsid(); select undef, undef, undef, 0.002; \
+               if ($n++ == 20) { open F, \">hopped\"; close F } }";
+    let opponent = |what, at_work, command| Opponent { what, command: format!("exec 9>witness; {command}"), at_work };
     vec![
-        ("sessions of their own", 21, format!("for i in {{1..20}}; do (setsid env -i {sleep} &); done; {sleep}")),
-        ("a daemon that ignores signals", 2, format!("env -i perl -MPOSIX -e '{daemonize}' {tag}; {sleep}")),
-        ("hoppers", 2, format!("for i in 1 2 3; do env -i perl -MPOSIX -e '{hop}' {tag} & done; {sleep}")),
-        (
-            "a shell that ignores signals",
-            3,
-            format!("trap '' TERM HUP INT; (trap '' TERM; {sleep}) & {sleep}; {sleep}"),
+        opponent(
+            "sessions of their own",
+            Ok(21),
+            format!("for i in {{1..20}}; do (setsid env -i {sleep} &); done; {sleep}"),
         ),
-        ("a stopped child", 2, format!("{sleep} & kill -STOP $!; {sleep}")),
+        opponent("a daemon", Err("daemonized"), format!("env -i perl -MPOSIX -e '{daemonize}' {tag}; {sleep}")),
+        opponent(
+            "hoppers",
+            Err("hopped"),
+            format!("for i in 1 2 3; do env -i perl -MPOSIX -e '{hop}' {tag} & done; {sleep}"),
+        ),
+        opponent("a deaf shell", Ok(3), format!("trap '' TERM HUP INT; (trap '' TERM; {sleep}) & {sleep}; {sleep}")),
+        opponent("a stopped child", Ok(2), format!("{sleep} & kill -STOP $!; {sleep}")),
     ]
+}
+
+impl Opponent {
+    /// Waits until it has really begun.
+    async fn begins(&self, world: &World, witness: &mut Witness) {
+        let at_work = || match self.at_work {
+            Ok(processes) => world.survivors().len() >= processes,
+            Err(file) => world.tmp().join(file).exists(),
+        };
+        wait_for(format_args!("{} is at work", self.what), SOON, || witness.is_held() && at_work()).await;
+        if let Err(file) = self.at_work {
+            fs::remove_file(world.tmp().join(file)).expect("it was there");
+        }
+    }
 }
 
 every_backend!(a_kill_reply_is_evidence);
 async fn a_kill_reply_is_evidence(world: &World) {
-    for (what, processes, command) in opponents(world) {
+    for opponent in opponents(world) {
+        let what = opponent.what;
         let mut witness = Witness::new(world.tmp()).expect("it can be made");
-        let id = world.background(&format!("exec 9>witness; {command}")).await;
-        started(world, what, processes, &mut witness).await;
+        let id = world.background(&opponent.command).await;
+        opponent.begins(world, &mut witness).await;
         assert_eq!(world.kill(&id).await, format!("killed background task {id}"), "{what}");
         assert!(!witness.is_held(), "something is left of {what}: {:#?}", world.survivors());
         world.assert_no_survivors(format_args!("after the kill of {what}"));
@@ -46,10 +74,10 @@ async fn a_kill_reply_is_evidence(world: &World) {
 
 every_backend!(a_timeout_leaves_nothing_either);
 async fn a_timeout_leaves_nothing_either(world: &World) {
-    for (what, _, command) in opponents(world) {
+    for Opponent { what, command, .. } in opponents(world) {
         let mut witness = Witness::new(world.tmp()).expect("it can be made");
         let watch = Stopwatch::start();
-        let text = world.bash_with(&format!("exec 9>witness; {command}"), json!({"timeoutMs": 700})).await;
+        let text = world.bash_with(&command, json!({"timeoutMs": 700})).await;
         watch.assert_within(what, Duration::from_millis(700 + 300 + 2_000));
         assert!(text.contains("[timed out after 700ms]"), "{what}: {text}");
         assert!(!text.contains("still running"), "{what}: {text}");
@@ -60,13 +88,14 @@ async fn a_timeout_leaves_nothing_either(world: &World) {
 
 every_backend!(an_abort_leaves_nothing_either);
 async fn an_abort_leaves_nothing_either(world: &World) {
-    for (what, processes, command) in opponents(world) {
+    for opponent in opponents(world) {
+        let what = opponent.what;
         let mut witness = Witness::new(world.tmp()).expect("it can be made");
         let abort = Abort::default();
-        let arguments = json!({"command": format!("exec 9>witness; {command}"), "description": "d"}).to_string();
+        let arguments = json!({"command": opponent.command, "description": "d"}).to_string();
         let session = world.session("s1");
         let raise = async {
-            started(world, what, processes, &mut witness).await;
+            opponent.begins(world, &mut witness).await;
             abort.token.cancel();
         };
         let (result, ()) =
@@ -75,11 +104,6 @@ async fn an_abort_leaves_nothing_either(world: &World) {
         assert!(!witness.is_held(), "something is left of {what}: {:#?}", world.survivors());
         world.assert_no_survivors(format_args!("after the abort of {what}"));
     }
-}
-
-/// Waits until an opponent has really begun: all its processes are there.
-async fn started(world: &World, what: &str, processes: usize, witness: &mut Witness) {
-    wait_for(format_args!("{what} starts"), SOON, || witness.is_held() && world.survivors().len() >= processes).await;
 }
 
 every_backend!(every_call_ends_in_time with Setup { grace_ms: 500, ..Setup::default() });
@@ -107,7 +131,7 @@ const WRITER: &str = r#"
 import os, random, sys
 random.seed(7)
 alphabet = ["a", "\n", "é", "€", "😀", "\u0000"]
-data = "".join(random.choice(alphabet) for _ in range(60000)).encode() + b"\xff\xfe\xe2\x82"
+data = "".join(random.choice(alphabet) for _ in range(60000)).encode() + b"\xff\xfe"
 open("copy", "wb").write(data)
 at = 0
 while at < len(data):

@@ -1,0 +1,53 @@
+//! The server's process: takes its end of the pair and runs the gRPC server over it.
+
+use std::{io, io::Write, os::fd::OwnedFd, process::ExitCode, time::Duration};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use super::{KeeperLink, Watcher, take_from_stdin};
+
+/// The exit code for our own failures.
+const FAILED: u8 = 125;
+/// How long a server may go on after its keeper is lost.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Becomes the server; returns its exit code.
+pub(in crate::keeper) fn server_main() -> i32 {
+    match start_server_main() {
+        Ok(code) if code == ExitCode::SUCCESS => 0,
+        Ok(_) => 1,
+        Err(error) => {
+            // Whoever started the daemon may have closed it.
+            let _ = writeln!(io::stderr(), "executor-daemon: the server cannot start: {error}");
+            i32::from(FAILED)
+        }
+    }
+}
+
+fn start_server_main() -> io::Result<ExitCode> {
+    let link = take_from_stdin()?;
+    nix::sys::prctl::set_dumpable(false)?;
+    // What a terminal or an operator sends to the whole group is for the keeper to act on.
+    let for_the_keeper =
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect::<SigSet>();
+    for_the_keeper.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let threads = std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 4));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let code = runtime.block_on(serve_link(link));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+async fn serve_link(socket: OwnedFd) -> io::Result<ExitCode> {
+    let (link, listeners, server_settings) = KeeperLink::connect(socket).await?;
+    tokio::spawn(exit_without_keeper(link.watcher()));
+    Ok(crate::server::main(link, listeners, server_settings).await)
+}
+
+/// Without its keeper a server can do nothing, and must not hold the listening sockets of the next daemon.
+#[expect(clippy::disallowed_methods, reason = "ends a server that cannot go on and did not end by itself")]
+async fn exit_without_keeper(watcher: Watcher) {
+    watcher.lost().await;
+    tokio::time::sleep(ORPHAN_LIMIT).await;
+    std::process::exit(i32::from(FAILED));
+}
