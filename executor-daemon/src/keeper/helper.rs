@@ -92,6 +92,8 @@ pub(super) fn run(socket: OwnedFd, context: &Context) -> std::io::Result<()> {
     let socket = keep_only(socket)?;
     let _ = nix::sys::prctl::set_name(c"command-helper");
     nix::sys::prctl::set_child_subreaper(true)?;
+    // One that its command has stopped goes on when the keeper is gone, and then ends what it has.
+    nix::sys::prctl::set_pdeathsig(Signal::SIGCONT)?;
     default_dispositions();
     SigSet::all().thread_block()?;
     let mut ended = SigSet::empty();

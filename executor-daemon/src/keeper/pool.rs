@@ -11,6 +11,7 @@ use nix::{
 use super::{
     channel::{Channel, Received},
     helper::{self, Context},
+    tree,
     wire::{self, Frame},
 };
 use crate::ids::ProcessHandle;
@@ -142,6 +143,15 @@ impl Pool {
         } else if let Some(helper) = self.helpers.get_mut(&token) {
             helper.job = None;
             self.idle.push(token);
+        }
+    }
+
+    /// Kills a helper; works while it is stopped, too. What it had comes to this process once it is reaped.
+    pub(super) fn kill(&self, token: u64) {
+        if let Some(helper) = self.helpers.get(&token)
+            && self.is_unreaped(helper.pid)
+        {
+            tree::signal_child(helper.pid, libc::SIGKILL);
         }
     }
 
