@@ -536,6 +536,11 @@ impl Desk {
         let Some(handle) = lost.job else { return };
         if let Some(command) = self.commands.get_mut(&handle) {
             command.helper = None;
+            let untold = command.phase == Phase::Starting && lost.shell != 0;
+            if untold {
+                (command.phase, command.shell) = (Phase::Running, lost.shell);
+            }
+            let told = (untold && !command.abandoned).then(|| command.kept.clone());
             if command.phase == Phase::Running {
                 // Once the helper is dead, either of them may be reaped first.
                 let shell = self
@@ -549,6 +554,9 @@ impl Desk {
             let hunt = self.hunt.get_or_insert(hunt);
             hunt.bereaved.push(lost);
             hunt.answer_at = hunt.answer_at.min(now + answer_in);
+            if let Some(kept) = told {
+                self.tell(&FromKeeper::Spawned { handle, pid: lost.shell.unsigned_abs() }, kept);
+            }
         }
     }
 
@@ -673,7 +681,7 @@ impl Desk {
         let kept = command.kept.clone();
         match phase {
             Phase::Starting => {
-                // The helper died while it started the command: whether it ran cannot be known.
+                // The helper died before it had made a process for the command, as far as can be known.
                 self.tell(&FromKeeper::Spawned { handle, pid: 0 }, kept);
                 self.tell(&FromKeeper::Exited { handle, status: None, empty: true }, Vec::new());
             }

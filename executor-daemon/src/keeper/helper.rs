@@ -28,7 +28,7 @@ use nix::{
 
 use super::{
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
-    spawn::{self, Descriptors, Stack},
+    spawn::{self, Descriptors, SharedPid, Stack},
     tree::{self, Reaped},
     wire::{self, Frame, Packet},
 };
@@ -64,6 +64,7 @@ struct Helper<'a> {
     socket: OwnedFd,
     signals: SignalFd,
     stack: Stack,
+    shell: &'a SharedPid,
     running: Option<Running>,
     keeper_gone: bool,
     real_time: bool,
@@ -88,7 +89,7 @@ struct Ending {
 /// Becomes a helper; returns when the keeper is gone and nothing is left, or when the helper cannot work.
 ///
 /// Called right after the fork: everything that the keeper holds is closed here, except for the socket.
-pub(super) fn run(socket: OwnedFd, context: &Context) -> std::io::Result<()> {
+pub(super) fn run(socket: OwnedFd, context: &Context, shell: &SharedPid) -> std::io::Result<()> {
     let socket = keep_only(socket)?;
     let _ = nix::sys::prctl::set_name(c"command-helper");
     nix::sys::prctl::set_child_subreaper(true)?;
@@ -100,7 +101,8 @@ pub(super) fn run(socket: OwnedFd, context: &Context) -> std::io::Result<()> {
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    let mut helper = Helper { context, socket, signals, stack, running: None, keeper_gone: false, real_time: false };
+    let mut helper =
+        Helper { context, socket, signals, stack, shell, running: None, keeper_gone: false, real_time: false };
     helper.work();
     Ok(())
 }
@@ -218,7 +220,7 @@ impl Helper<'_> {
         let identity = usize::try_from(spec.identity).ok().and_then(|index| self.context.identities.get(index));
         let Some(identity) = identity else { return failed((Stage::Identity, libc::EINVAL)) };
         let descriptors = Descriptors { stdin, stdout, stderr, script };
-        match spawn::start(&self.stack, spec, identity, &descriptors, self.context.open_files) {
+        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, self.context.open_files) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs() }
