@@ -182,6 +182,7 @@ impl Helper<'_> {
                 return;
             }
             match wire::receive(self.socket.as_fd(), MsgFlags::MSG_DONTWAIT) {
+                Ok(Some(packet)) if packet.cut => self.keeper_gone(),
                 Ok(Some(packet)) => self.message(packet),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Ok(None) | Err(_) => self.keeper_gone(),
