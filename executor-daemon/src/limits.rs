@@ -1,6 +1,6 @@
 //! How much is allowed: budgets as permits that are given back when they are dropped.
 //!
-//! What the host allows is found out once, at start ([`HostLimits`]), and is a cap on what the configuration wants.
+//! What the host allows is found out once, at start (`HostLimits`), and is a cap on what the configuration wants.
 
 use std::{
     collections::HashMap,
