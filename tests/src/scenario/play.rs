@@ -63,7 +63,7 @@ pub async fn play(scenario: &Scenario, backend: Backend) -> anyhow::Result<Playe
 const REPLAYS: usize = 3;
 
 /// Plays scenarios in fresh worlds, `jobs` of them at the same time, and gives back what came of each, in order. One that is
-/// timed and differs is played again when no other is, up to [`REPLAYS`] times; a remark says so.
+/// timed and differs is played again when no other is, up to `REPLAYS` times; a remark says so.
 pub async fn play_all(
     scenarios: Vec<Scenario>,
     backend: Backend,
