@@ -1,6 +1,6 @@
 //! How much is allowed: budgets as permits that are given back when they are dropped.
 //!
-//! What the host allows is found out once, at start ([`HostLimits`]), and is a cap on what the configuration wants.
+//! What the host allows is found out once, at start (`HostLimits`), and is a cap on what the configuration wants.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,16 @@ use crate::ids::{Caller, TenantId};
 /// Descriptors that one command takes in the engine's process while it is alive: two pipes, two stream files, two spills.
 const DESCRIPTORS_PER_COMMAND: u64 = 6;
 
-/// Descriptors that are left to everything else: connections, the runtime, readers of spills, starts under way.
+/// Most connections that the listening sockets of one kind (Unix or TCP) share.
+const MAX_CONNECTIONS_PER_KIND: u64 = 1_024;
+
+/// Kinds of listening sockets.
+const CONNECTION_KINDS: u64 = 2;
+
+/// Of this many descriptors, connections of one kind may take one: both kinds take a quarter, whoever connects.
+const DESCRIPTORS_PER_CONNECTION_OF_A_KIND: u64 = 8;
+
+/// Descriptors that are left to everything else: the runtime, readers of spills, starts under way.
 const DESCRIPTORS_RESERVED: u64 = 128;
 
 /// Processes that one command takes at least: its helper and its shell.
@@ -47,10 +56,17 @@ impl HostLimits {
         Self { descriptors: soft(Resource::RLIMIT_NOFILE), processes: processes.into_iter().flatten().min() }
     }
 
+    /// Connections that the listening sockets of one kind (Unix or TCP) may have at the same time: 1 to 1,024. Each kind
+    /// has its own, so that strangers on TCP cannot keep the Unix socket from its user, nor commands from starting.
+    pub(crate) fn connections_per_kind(self) -> u64 {
+        let share = self.descriptors.map(|all| all / DESCRIPTORS_PER_CONNECTION_OF_A_KIND);
+        share.unwrap_or(MAX_CONNECTIONS_PER_KIND).clamp(1, MAX_CONNECTIONS_PER_KIND)
+    }
+
     /// Of the commands that are wanted at the same time, how many can be had. At least one.
     fn cap(self, wanted: u64) -> u64 {
-        let descriptors =
-            self.descriptors.map(|all| all.saturating_sub(DESCRIPTORS_RESERVED) / DESCRIPTORS_PER_COMMAND);
+        let others = DESCRIPTORS_RESERVED + CONNECTION_KINDS * self.connections_per_kind();
+        let descriptors = self.descriptors.map(|all| all.saturating_sub(others) / DESCRIPTORS_PER_COMMAND);
         let processes = self.processes.map(|all| all / PROCESSES_PER_COMMAND);
         [descriptors, processes].into_iter().flatten().fold(wanted, u64::min).max(1)
     }
@@ -164,11 +180,21 @@ mod tests {
     fn the_scarcest_thing_of_the_host_decides() {
         let host = |descriptors, processes| HostLimits { descriptors, processes };
         assert_eq!(host(None, None).cap(16_384), 16_384);
-        assert_eq!(host(Some(1_024), None).cap(16_384), 149);
+        // 1,024 without 128 for everything else and 128 connections of either kind.
+        assert_eq!(host(Some(1_024), None).cap(16_384), 106);
         assert_eq!(host(Some(1 << 20), Some(256)).cap(16_384), 128);
         assert_eq!(host(Some(1 << 20), Some(1 << 20)).cap(10), 10);
         assert_eq!(host(Some(3), Some(1)).cap(10), 1);
         assert!(HostLimits::learn().cap(16_384) >= 1);
+    }
+
+    #[test]
+    fn connections_take_a_quarter_of_the_descriptors_at_most() {
+        let connections = |descriptors| HostLimits { descriptors, processes: None }.connections_per_kind();
+        assert_eq!(connections(Some(1_024)), 128);
+        assert_eq!(connections(Some(1 << 20)), 1_024);
+        assert_eq!(connections(None), 1_024);
+        assert_eq!(connections(Some(3)), 1);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::{
     config::ServerSettings,
     engine::{Engine, StartError},
     keeper::link::KeeperLink,
+    limits::HostLimits,
     service::{self, auth::Gate, edge::EdgeLayer},
     telemetry,
 };
@@ -97,7 +98,8 @@ async fn serve(link: KeeperLink, listeners: Vec<OwnedFd>, settings: ServerSettin
     let ServerSettings { engine: engine_settings, tokens, daemon_uid, log: _ } = settings;
     let heartbeat = Duration::from_millis(engine_settings.heartbeat_ms);
     // The keeper is the parent of this process; every command descends from it.
-    let connections = incoming::incoming(listeners, parent_id())?;
+    let per_kind = usize::try_from(HostLimits::learn().connections_per_kind()).unwrap_or(usize::MAX);
+    let connections = incoming::incoming(listeners, parent_id(), per_kind)?;
     let engine = Engine::start(engine_settings, link.clone()).await?;
 
     let calls = TaskTracker::new();

@@ -56,7 +56,8 @@ pub trait Executor: Send + Sync + fmt::Debug {
 
     /// Runs a command in the foreground and returns its result. With a `sink` the output goes there as it comes and the
     /// result's tails are empty. When `abort` is raised, everything that the command started is ended and the result says
-    /// `aborted`; an abort that is raised before the command was started may still start it, and then ends it.
+    /// `aborted`; an abort that is raised before the command was started may still start it, and then ends it. An executor
+    /// that had not been reached by then is [`ExecutorError::Unavailable`].
     ///
     /// # Errors
     /// Nothing ran, except for [`ExecutorError::OutcomeUnknown`].

@@ -101,7 +101,8 @@ impl Start {
                 // It runs and nobody can name it: it must not go on.
                 engine.registry().give_back(self.reservation);
                 discard(engine, handle, events).await;
-                return Err(ExecutorError::Internal { problem: format!("the command could not be taken on: {error}") });
+                // Until it was ended it may have done something.
+                return Err(ExecutorError::OutcomeUnknown { reason: format!("it could not be kept: {error}") });
             }
         };
         let facts = Facts {

@@ -10,7 +10,7 @@
 //! and forgotten when it is empty. Neither changes the states above.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
     rc::Rc,
@@ -44,6 +44,18 @@ const SIGNALS: u64 = 1;
 
 /// Most messages taken from one connection before the others have their turn.
 const MAX_MESSAGES_AT_ONCE: usize = 64;
+/// Longest that a helper may take to start a command or to list its processes.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// How much later than it should a helper may answer an `End`, before it is taken for one that its command stopped.
+const END_SLACK: Duration = Duration::from_millis(600);
+/// How long after such a helper was killed its `End`s are answered with what is still alive. With [`KILL_TIME`] and
+/// [`END_SLACK`] it stays within two seconds after the grace.
+const OVERDUE_KILL_TIME: Duration = Duration::from_millis(400);
+/// A grace beyond this is for ever, and must not overflow.
+const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Most orphans whose statuses are remembered, and for how long.
+const MAX_ORPHANS: usize = 1024;
+const ORPHAN_TIME: Duration = Duration::from_secs(1);
 
 /// What the loop leaves to its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,9 +97,36 @@ struct Command {
     kept: Vec<Rc<OwnedFd>>,
     owed_ends: u32,
     owed_lists: u32,
+    dues: Dues,
     abandoned: bool,
     /// The shell's status, when this process reaped it after the helper's death.
     status: Option<i32>,
+}
+
+/// When the helper must have answered what it was told. A command can stop the helper that runs as its own user, and then
+/// nothing but its death helps; it is a direct child, so that its id is its own.
+#[derive(Debug, Default)]
+struct Dues {
+    /// Until the command has started.
+    start: Option<Instant>,
+    /// One for each `End`, of the engine or of the keeper, that has no answer.
+    ends: Vec<Instant>,
+    /// One for each `List`.
+    lists: Vec<Instant>,
+}
+
+impl Dues {
+    fn first(&self) -> Option<Instant> {
+        self.start.iter().chain(&self.ends).chain(&self.lists).min().copied()
+    }
+}
+
+/// A child that nobody was known to miss when it was reaped.
+#[derive(Debug)]
+struct Orphan {
+    pid: i32,
+    status: i32,
+    reaped_at: Instant,
 }
 
 /// The search for the processes of helpers that died.
@@ -111,6 +150,9 @@ pub(super) struct Desk {
     spills: Spills,
     ahead: StreamsAhead,
     hunt: Option<Hunt>,
+    /// Not after the first of all dues.
+    due_at: Option<Instant>,
+    orphans: VecDeque<Orphan>,
     /// The server, a child that is neither helper nor orphan.
     pub(super) server: Option<i32>,
     notices: Vec<Notice>,
@@ -143,6 +185,8 @@ impl Desk {
             spills,
             ahead: StreamsAhead::default(),
             hunt: None,
+            due_at: None,
+            orphans: VecDeque::new(),
             server: None,
             notices: Vec::new(),
             reap_more: false,
@@ -184,6 +228,7 @@ impl Desk {
         for (handle, helper) in alive {
             if let Some(token) = helper {
                 self.instruct(token, &ToKeeper::End { handle, grace_ms: 0 });
+                self.expect_end(handle, Duration::ZERO);
             }
         }
     }
@@ -230,6 +275,7 @@ impl Desk {
         if self.reap_more {
             self.reap();
         }
+        self.pursue_overdue();
         self.pursue_hunt();
         if count == 0 && std::mem::take(&mut self.prepare) {
             self.pool.make_spare(&self.epoll);
@@ -243,7 +289,7 @@ impl Desk {
             return EpollTimeout::ZERO;
         }
         let hunt = self.hunt.as_ref().map(|hunt| hunt.pass_at);
-        let Some(until) = until.into_iter().chain(hunt).min() else { return EpollTimeout::NONE };
+        let Some(until) = until.into_iter().chain(hunt).chain(self.due_at).min() else { return EpollTimeout::NONE };
         let wait = until.saturating_duration_since(Instant::now());
         // Rounded up, so that a wait never ends just before its moment.
         let ms = if wait.is_zero() { 0 } else { wait.as_millis() + 1 };
@@ -288,17 +334,21 @@ impl Desk {
     fn engine_says(&mut self, message: ToKeeper, packet: Packet) {
         match message {
             ToKeeper::Spawn { handle, spec } => self.spawn(handle, &spec, packet),
-            ToKeeper::End { handle, grace_ms: _ } => match self.alive(handle) {
+            ToKeeper::End { handle, grace_ms } => match self.alive(handle) {
                 Some(command) => {
                     command.owed_ends += 1;
                     self.pass_on(handle, packet);
+                    self.expect_end(handle, Duration::from_millis(grace_ms));
                 }
                 None => self.tell(&FromKeeper::Ended { handle, survivors: Vec::new() }, Vec::new()),
             },
             ToKeeper::List { handle } => match self.alive(handle) {
                 Some(command) => {
+                    let due = Instant::now() + ANSWER_TIME;
                     command.owed_lists += 1;
+                    command.dues.lists.push(due);
                     self.pass_on(handle, packet);
+                    self.look_at(due);
                 }
                 None => self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new()),
             },
@@ -369,6 +419,7 @@ impl Desk {
         let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
         let helper = self.pool.assign(&self.epoll, handle, frame, fds).map_err(failed(Stage::Clone))?;
         let kept = read_ends.into_iter().chain(files).map(Rc::new).collect();
+        let due = Instant::now() + ANSWER_TIME;
         let command = Command {
             phase: Phase::Starting,
             helper: Some(helper),
@@ -377,10 +428,12 @@ impl Desk {
             kept,
             owed_ends: 0,
             owed_lists: 0,
+            dues: Dues { start: Some(due), ..Dues::default() },
             abandoned: false,
             status: None,
         };
         self.commands.insert(handle, command);
+        self.look_at(due);
         Ok(())
     }
 
@@ -408,11 +461,11 @@ impl Desk {
         for _ in 0..MAX_MESSAGES_AT_ONCE {
             match self.pool.receive(token) {
                 Received::Nothing => return,
-                Received::Closed => return self.lose_helper(token),
+                Received::Closed => return self.lose_helper(token, KILL_TIME),
                 Received::Packet(packet) => match packet.decode() {
                     Ok(message) => self.helper_says(token, message, packet),
                     // Not ours any more, whatever it is; its orphans come here.
-                    Err(_nonsense) => return self.lose_helper(token),
+                    Err(_nonsense) => return self.lose_helper(token, KILL_TIME),
                 },
             }
         }
@@ -438,11 +491,18 @@ impl Desk {
         match &message {
             FromKeeper::Spawned { pid, .. } => {
                 (command.phase, command.shell) = (Phase::Running, i32::try_from(*pid).unwrap_or(0));
+                command.dues.start = None;
                 fds.clone_from(&command.kept);
             }
             FromKeeper::Exited { .. } => command.phase = Phase::Leftovers,
-            FromKeeper::Ended { .. } => wanted = take_one(&mut command.owed_ends),
-            FromKeeper::Processes { .. } => wanted = take_one(&mut command.owed_lists),
+            FromKeeper::Ended { .. } => {
+                take_first(&mut command.dues.ends);
+                wanted = take_one(&mut command.owed_ends);
+            }
+            FromKeeper::Processes { .. } => {
+                take_first(&mut command.dues.lists);
+                wanted = take_one(&mut command.owed_lists);
+            }
             _ => {}
         }
         if over {
@@ -469,21 +529,73 @@ impl Desk {
         }
     }
 
-    fn lose_helper(&mut self, token: u64) {
+    /// Forgets a helper that is dead. What it owes is answered within this time.
+    fn lose_helper(&mut self, token: u64, answer_in: Duration) {
         let Some(lost) = self.pool.remove(&self.epoll, token) else { return };
         self.prepare = true;
         let Some(handle) = lost.job else { return };
         if let Some(command) = self.commands.get_mut(&handle) {
             command.helper = None;
+            let untold = command.phase == Phase::Starting && lost.shell != 0;
+            if untold {
+                (command.phase, command.shell) = (Phase::Running, lost.shell);
+            }
+            let told = (untold && !command.abandoned).then(|| command.kept.clone());
+            if command.phase == Phase::Running {
+                // Once the helper is dead, either of them may be reaped first.
+                let shell = self
+                    .orphans
+                    .iter()
+                    .find(|orphan| orphan.pid == command.shell && orphan.reaped_at.elapsed() <= ORPHAN_TIME);
+                command.status = command.status.or(shell.map(|orphan| orphan.status));
+            }
             let now = Instant::now();
-            let hunt = Hunt { bereaved: Vec::new(), answer_at: now + KILL_TIME, pass_at: now, passes: 0 };
-            self.hunt.get_or_insert(hunt).bereaved.push(lost);
+            let hunt = Hunt { bereaved: Vec::new(), answer_at: now + answer_in, pass_at: now, passes: 0 };
+            let hunt = self.hunt.get_or_insert(hunt);
+            hunt.bereaved.push(lost);
+            hunt.answer_at = hunt.answer_at.min(now + answer_in);
+            if let Some(kept) = told {
+                self.tell(&FromKeeper::Spawned { handle, pid: lost.shell.unsigned_abs() }, kept);
+            }
         }
+    }
+
+    fn expect_end(&mut self, handle: ProcessHandle, grace: Duration) {
+        let due = Instant::now() + grace.min(LONGEST_GRACE) + KILL_TIME + END_SLACK;
+        if let Some(command) = self.commands.get_mut(&handle) {
+            command.dues.ends.push(due);
+            self.look_at(due);
+        }
+    }
+
+    fn look_at(&mut self, due: Instant) {
+        self.due_at = Some(self.due_at.map_or(due, |due_at| due_at.min(due)));
+    }
+
+    /// Kills helpers that have not answered in time; their commands are bereaved then.
+    fn pursue_overdue(&mut self) {
+        let now = Instant::now();
+        if self.due_at.is_none_or(|due_at| now < due_at) {
+            return;
+        }
+        let overdue = |command: &Command| command.helper.filter(|_| command.dues.first().is_some_and(|due| due <= now));
+        let late: Vec<_> = self.commands.iter().filter_map(|(handle, one)| Some((*handle, overdue(one)?))).collect();
+        for (handle, token) in late {
+            // It may be this process that is late.
+            self.helper_event(token, false);
+            if self.commands.get(&handle).and_then(overdue) == Some(token) {
+                self.pool.kill(token);
+                self.lose_helper(token, OVERDUE_KILL_TIME);
+            }
+        }
+        let waiting = self.commands.values().filter(|command| command.helper.is_some());
+        self.due_at = waiting.filter_map(|command| command.dues.first()).min();
     }
 
     /// Takes children that have ended: helpers, the server, and what came from helpers that died.
     fn reap(&mut self) {
         self.reap_more = true;
+        self.resume_helpers();
         for _ in 0..MAX_REAPED_AT_ONCE {
             let Reaped::Child(pid, status) = tree::reap() else {
                 self.reap_more = false;
@@ -495,7 +607,19 @@ impl Desk {
             } else if let Some(command) = self.bereaved_shell(pid) {
                 command.status = Some(status);
             } else {
+                self.remember_orphan(pid, status);
                 self.notices.push(Notice::Child { pid, status });
+            }
+        }
+    }
+
+    /// Lets helpers go on that a command has stopped, at work or idle. One that is stopped again and again is killed when
+    /// it is late with an answer.
+    fn resume_helpers(&self) {
+        for _ in 0..MAX_REAPED_AT_ONCE {
+            let Some(pid) = tree::stopped_child() else { return };
+            if self.pool.is_unreaped(pid) {
+                tree::signal_child(pid, libc::SIGCONT);
             }
         }
     }
@@ -505,6 +629,18 @@ impl Desk {
             command.phase == Phase::Running && command.helper.is_none() && command.shell == pid
         };
         self.commands.values_mut().find(of_it)
+    }
+
+    /// That its helper is dead may not have been seen yet.
+    fn remember_orphan(&mut self, pid: i32, status: i32) {
+        let reaped_at = Instant::now();
+        let old = |orphan: &Orphan| reaped_at.duration_since(orphan.reaped_at) > ORPHAN_TIME;
+        while self.orphans.front().is_some_and(old) || self.orphans.len() >= MAX_ORPHANS {
+            self.orphans.pop_front();
+        }
+        // Ids are used again: the newest counts.
+        self.orphans.retain(|orphan| orphan.pid != pid);
+        self.orphans.push_back(Orphan { pid, status, reaped_at });
     }
 
     /// Kills what came from helpers that died; when nothing of it is left, says so.
@@ -545,7 +681,7 @@ impl Desk {
         let kept = command.kept.clone();
         match phase {
             Phase::Starting => {
-                // The helper died while it started the command: whether it ran cannot be known.
+                // The helper died before it had made a process for the command, as far as can be known.
                 self.tell(&FromKeeper::Spawned { handle, pid: 0 }, kept);
                 self.tell(&FromKeeper::Exited { handle, status: None, empty: true }, Vec::new());
             }
@@ -565,6 +701,13 @@ impl Desk {
         for _ in 0..lists {
             self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new());
         }
+    }
+}
+
+/// The answers come in the order of the dues.
+fn take_first(dues: &mut Vec<Instant>) {
+    if let Some((first, _)) = dues.iter().enumerate().min_by_key(|(_, due)| **due) {
+        dues.swap_remove(first);
     }
 }
 

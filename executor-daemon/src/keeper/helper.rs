@@ -28,7 +28,7 @@ use nix::{
 
 use super::{
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
-    spawn::{self, Descriptors, Stack},
+    spawn::{self, Descriptors, SharedPid, Stack},
     tree::{self, Reaped},
     wire::{self, Frame, Packet},
 };
@@ -64,6 +64,7 @@ struct Helper<'a> {
     socket: OwnedFd,
     signals: SignalFd,
     stack: Stack,
+    shell: &'a SharedPid,
     running: Option<Running>,
     keeper_gone: bool,
     real_time: bool,
@@ -88,17 +89,20 @@ struct Ending {
 /// Becomes a helper; returns when the keeper is gone and nothing is left, or when the helper cannot work.
 ///
 /// Called right after the fork: everything that the keeper holds is closed here, except for the socket.
-pub(super) fn run(socket: OwnedFd, context: &Context) -> std::io::Result<()> {
+pub(super) fn run(socket: OwnedFd, context: &Context, shell: &SharedPid) -> std::io::Result<()> {
     let socket = keep_only(socket)?;
     let _ = nix::sys::prctl::set_name(c"command-helper");
     nix::sys::prctl::set_child_subreaper(true)?;
+    // One that its command has stopped goes on when the keeper is gone, and then ends what it has.
+    nix::sys::prctl::set_pdeathsig(Signal::SIGCONT)?;
     default_dispositions();
     SigSet::all().thread_block()?;
     let mut ended = SigSet::empty();
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    let mut helper = Helper { context, socket, signals, stack, running: None, keeper_gone: false, real_time: false };
+    let mut helper =
+        Helper { context, socket, signals, stack, shell, running: None, keeper_gone: false, real_time: false };
     helper.work();
     Ok(())
 }
@@ -178,6 +182,7 @@ impl Helper<'_> {
                 return;
             }
             match wire::receive(self.socket.as_fd(), MsgFlags::MSG_DONTWAIT) {
+                Ok(Some(packet)) if packet.cut => self.keeper_gone(),
                 Ok(Some(packet)) => self.message(packet),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 Ok(None) | Err(_) => self.keeper_gone(),
@@ -216,7 +221,7 @@ impl Helper<'_> {
         let identity = usize::try_from(spec.identity).ok().and_then(|index| self.context.identities.get(index));
         let Some(identity) = identity else { return failed((Stage::Identity, libc::EINVAL)) };
         let descriptors = Descriptors { stdin, stdout, stderr, script };
-        match spawn::start(&self.stack, spec, identity, &descriptors, self.context.open_files) {
+        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, self.context.open_files) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs() }

@@ -33,7 +33,7 @@ use crate::ids::ProcessHandle;
 
 pub(super) mod server;
 mod state;
-use state::Shared;
+use state::{NotStarted, Shared};
 
 /// How long a keeper may take to say hello.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -97,6 +97,9 @@ impl KeeperLink {
             hello.map_err(|_elapsed| io::Error::new(io::ErrorKind::TimedOut, "no answer from the keeper"))??;
         let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper ended before it answered");
         let hello = hello.ok_or_else(gone)?;
+        if hello.cut {
+            return Err(nix::errno::Errno::EMFILE.into());
+        }
         let FromKeeper::Hello { version, first_handle, identities, listeners: _, server_settings } = hello.decode()?
         else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the keeper does not say hello"));
@@ -123,7 +126,7 @@ impl KeeperLink {
     ///
     /// # Errors
     /// [`ExecutorError::Spawn`] when it could not be started; nothing ran then. [`ExecutorError::Internal`] when the keeper
-    /// is lost.
+    /// is lost, or when this process has too many descriptors open to take the command's: it may have run, and is killed.
     pub async fn spawn(
         &self,
         spec: SpawnSpec,
@@ -141,7 +144,11 @@ impl KeeperLink {
         let lost = || ExecutorError::Internal { problem: "the keeper is lost".to_owned() };
         match answer.await {
             Ok(Ok(spawned)) => Ok(spawned),
-            Ok(Err((stage, errno))) => {
+            Ok(Err(NotStarted::Cut)) => {
+                let problem = "too many open files: the command was started and its streams could not be taken";
+                Err(ExecutorError::Internal { problem: problem.to_owned() })
+            }
+            Ok(Err(NotStarted::Failed(stage, errno))) => {
                 let stage = stage.into();
                 let path = (stage == executor_proto::error::SpawnStage::Chdir).then(|| workdir.into());
                 Err(ExecutorError::Spawn { stage, errno, path })
@@ -179,7 +186,7 @@ impl KeeperLink {
     /// Makes a spill file and returns it, open for writing, with its path in the world of the commands.
     ///
     /// # Errors
-    /// What the file system answered.
+    /// What the file system answered; EMFILE when this process has too many descriptors open to take the file.
     pub async fn open_spill(
         &self,
         handle: ProcessHandle,

@@ -1,7 +1,7 @@
 //! The keeper's helpers: made ahead of need, reused, and missed when one dies.
 #![expect(unsafe_code, reason = "forks helpers")]
 
-use std::{collections::HashMap, io, os::fd::OwnedFd, rc::Rc};
+use std::{collections::HashMap, io, os::fd::OwnedFd, rc::Rc, sync::atomic::Ordering};
 
 use nix::{
     sys::epoll::Epoll,
@@ -11,6 +11,8 @@ use nix::{
 use super::{
     channel::{Channel, Received},
     helper::{self, Context},
+    spawn::SharedPid,
+    tree,
     wire::{self, Frame},
 };
 use crate::ids::ProcessHandle;
@@ -25,6 +27,7 @@ struct Helper {
     channel: Channel,
     pid: i32,
     job: Option<ProcessHandle>,
+    shell: SharedPid,
 }
 
 /// All helpers.
@@ -45,6 +48,8 @@ pub(super) struct Lost {
     pub(super) pid: i32,
     /// Its command.
     pub(super) job: Option<ProcessHandle>,
+    /// The shell that it started last for it; 0: none.
+    pub(super) shell: i32,
 }
 
 impl Pool {
@@ -75,10 +80,11 @@ impl Pool {
 
     fn make(&mut self, epoll: &Epoll) -> io::Result<u64> {
         let (ours, theirs) = wire::pair()?;
+        let shell = SharedPid::new()?;
         // SAFETY: this process has one thread, so the child may go on as an ordinary program.
         match unsafe { fork() }? {
             ForkResult::Child => {
-                let code = i32::from(helper::run(theirs, &self.context).is_err());
+                let code = i32::from(helper::run(theirs, &self.context, &shell).is_err());
                 // SAFETY: ends this process at once: the keeper's destructors and exit handlers are not the helper's.
                 unsafe { libc::_exit(code) }
             }
@@ -87,7 +93,7 @@ impl Pool {
                 self.next_token += 1;
                 self.unreaped.insert(child.as_raw(), token);
                 let channel = Channel::register(epoll, ours, token)?;
-                self.helpers.insert(token, Helper { channel, pid: child.as_raw(), job: None });
+                self.helpers.insert(token, Helper { channel, pid: child.as_raw(), job: None, shell });
                 Ok(token)
             }
         }
@@ -110,6 +116,7 @@ impl Pool {
         };
         let helper = self.helpers.get_mut(&token).ok_or(io::ErrorKind::NotFound)?;
         helper.job = Some(job);
+        helper.shell.word().store(0, Ordering::Release);
         // If it is dead, that shows on its channel, and its command is missed then.
         let _ = helper.channel.send(epoll, frame, fds);
         Ok(token)
@@ -145,12 +152,21 @@ impl Pool {
         }
     }
 
+    /// Kills a helper; works while it is stopped, too. What it had comes to this process once it is reaped.
+    pub(super) fn kill(&self, token: u64) {
+        if let Some(helper) = self.helpers.get(&token)
+            && self.is_unreaped(helper.pid)
+        {
+            tree::signal_child(helper.pid, libc::SIGKILL);
+        }
+    }
+
     /// Forgets a helper whose channel is closed.
     pub(super) fn remove(&mut self, epoll: &Epoll, token: u64) -> Option<Lost> {
         self.idle.retain(|idle| *idle != token);
-        let Helper { channel, pid, job } = self.helpers.remove(&token)?;
+        let Helper { channel, pid, job, shell } = self.helpers.remove(&token)?;
         channel.close(epoll);
-        Some(Lost { pid, job })
+        Some(Lost { pid, job, shell: shell.word().load(Ordering::Acquire) })
     }
 
     /// A child was reaped: the token of the helper that it was.

@@ -45,7 +45,7 @@ pub struct SpawnSpec {
     pub environment: Vec<Vec<u8>>,
     /// Absolute.
     pub workdir: Vec<u8>,
-    /// Bytes of each stream file's ring; see [`crate::output`].
+    /// Bytes of each stream file's ring; see `crate::output`.
     pub ring_bytes: u64,
     /// Whether a descriptor for the command's stdin is passed; else it is `/dev/null`.
     pub stdin: bool,

@@ -11,6 +11,7 @@ use std::{
     io,
     os::fd::{AsRawFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
+    sync::atomic::{AtomicI32, Ordering},
 };
 
 use super::protocol::{Identity, SpawnSpec, Stage};
@@ -57,6 +58,40 @@ impl Drop for Stack {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `new`; no child runs on it, since `start` returns only after it has left.
         unsafe { libc::munmap(self.lowest.as_ptr(), GUARD_BYTES + STACK_BYTES) };
+    }
+}
+
+/// Where the kernel writes a shell's id before the shell runs; the keeper reads it there when the helper is killed before
+/// it could tell.
+#[derive(Debug)]
+pub(super) struct SharedPid {
+    word: NonNull<AtomicI32>,
+}
+
+impl SharedPid {
+    /// Maps a word, 0, that stays shared with the processes that are forked.
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh anonymous mapping, known to nobody else.
+        let word = unsafe { libc::mmap(ptr::null_mut(), size_of::<AtomicI32>(), protection, flags, -1, 0) };
+        if word == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { word: NonNull::new(word.cast()).ok_or(io::ErrorKind::OutOfMemory)? })
+    }
+
+    /// The word.
+    pub(super) fn word(&self) -> &AtomicI32 {
+        // SAFETY: mapped, zeroed and page-aligned as long as `self` lives.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl Drop for SharedPid {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`, to which no reference is left.
+        unsafe { libc::munmap(self.word.as_ptr().cast(), size_of::<AtomicI32>()) };
     }
 }
 
@@ -124,6 +159,7 @@ const NONE: RawFd = -1;
 /// The stage that failed and the kernel's answer; no process is left then.
 pub(super) fn start(
     stack: &Stack,
+    shell: &SharedPid,
     spec: SpawnSpec,
     identity: &Identity,
     descriptors: &Descriptors,
@@ -150,10 +186,10 @@ pub(super) fn start(
         failure: None,
     };
     let setup = &raw mut setup;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
     // SAFETY: the stack is ours and unused; `setup` and all it points to live until the end of this function, and the
     // caller is suspended (CLONE_VFORK) until the child has left this memory.
-    let pid = unsafe { libc::clone(child, stack.top(), flags, setup.cast()) };
+    let pid = unsafe { libc::clone(child, stack.top(), flags, setup.cast(), shell.word().as_ptr()) };
     if pid < 0 {
         return Err((Stage::Clone, errno()));
     }
@@ -161,6 +197,7 @@ pub(super) fn start(
     match unsafe { (&raw const (*setup).failure).read_volatile() } {
         None => Ok(pid),
         Some(failure) => {
+            shell.word().store(0, Ordering::Release);
             // SAFETY: waits for our own child, which is exiting.
             while unsafe { libc::waitpid(pid, ptr::null_mut(), libc::__WALL) } < 0 && errno() == libc::EINTR {}
             Err(failure)

@@ -132,6 +132,16 @@ pub(super) fn reap() -> Reaped {
     }
 }
 
+/// A child that was stopped and has not been told of yet. Reaps nothing; a stop under a tracer does not count.
+pub(super) fn stopped_child() -> Option<i32> {
+    // SAFETY: all zero is a valid siginfo_t; one that stays so has the id 0, which nobody has.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+    // SAFETY: writes one siginfo_t, whose id is set by this call.
+    let pid = unsafe { if libc::waitid(libc::P_ALL, 0, &raw mut info, flags) == 0 { info.si_pid() } else { 0 } };
+    (pid > 0).then_some(pid)
+}
+
 /// Every descendant that can be seen and proven just now, direct children first; ended ones that nobody has reaped
 /// included. Bounded in number and time.
 pub(super) fn walk() -> Vec<Descendant> {

@@ -3,13 +3,14 @@
 //!
 //! A packet is a byte that says where the message is, then the message. A message that is too long for a packet travels
 //! in a memory file, which is then the packet's first descriptor.
-#![expect(unsafe_code, reason = "takes ownership of received descriptors")]
+#![expect(unsafe_code, reason = "receives descriptors and takes ownership of them")]
 
 use std::{
     fs::File,
-    io::{self, IoSlice, IoSliceMut},
+    io::{self, IoSlice},
+    mem,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
 };
@@ -18,7 +19,7 @@ use nix::{
     errno::Errno,
     sys::{
         memfd::{MFdFlags, memfd_create},
-        socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+        socket::{ControlMessage, MsgFlags, sendmsg},
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -85,6 +86,8 @@ pub(super) struct Packet {
     frame: Frame,
     /// The descriptors that belong to the message.
     pub(super) fds: Vec<OwnedFd>,
+    /// Some of the descriptors are lost: this process has too many open. The message itself is whole.
+    pub(super) cut: bool,
 }
 
 impl Packet {
@@ -115,26 +118,17 @@ impl Packet {
 
 /// Receives one packet; `Ok(None)` when the other end is closed.
 ///
+/// A packet that has lost descriptors because this process has too many open is [`Packet::cut`]: what that means, its
+/// receiver knows.
+///
 /// # Errors
-/// `WouldBlock` when `flags` say not to wait and there is none; `InvalidData` for what no peer of ours sends.
+/// `WouldBlock` when `flags` say not to wait and there is none; `InvalidData` for what no peer of ours sends, and for a
+/// message in a file that was lost.
 pub(super) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Packet>> {
     let mut packet = vec![0; MAX_PACKET_BYTES];
-    let mut control = nix::cmsg_space!([std::os::fd::RawFd; MAX_DESCRIPTORS]);
-    let (bytes, cut, mut fds) = loop {
-        let mut slices = [IoSliceMut::new(&mut packet)];
-        let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
-        match recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut control), flags) {
-            Ok(message) => {
-                let mut fds = Vec::new();
-                for part in message.cmsgs()? {
-                    if let ControlMessageOwned::ScmRights(raw) = part {
-                        // SAFETY: the kernel has just put these descriptors into this process's table for us.
-                        fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                    }
-                }
-                let cut = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-                break (message.bytes, cut, fds);
-            }
+    let (bytes, answered, mut fds) = loop {
+        match receive_raw(socket, &mut packet, flags | MsgFlags::MSG_CMSG_CLOEXEC) {
+            Ok(received) => break received,
             Err(Errno::EINTR) => {}
             Err(Errno::ECONNRESET) => return Ok(None),
             Err(errno) => return Err(errno.into()),
@@ -144,15 +138,53 @@ pub(super) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Opt
         return Ok(None);
     }
     packet.truncate(bytes);
+    let invalid = |problem| Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    if answered.contains(MsgFlags::MSG_TRUNC) {
+        return invalid("packet cut");
+    }
     let file = match packet[0] {
         INLINE => None,
         IN_FILE if !fds.is_empty() => Some(fds.remove(0)),
-        _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a packet of ours")),
+        _ => return invalid("not a packet of ours"),
     };
-    if cut {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "packet cut"));
+    let cut = answered.contains(MsgFlags::MSG_CTRUNC);
+    Ok(Some(Packet { frame: Frame { packet, file }, fds, cut }))
+}
+
+/// `recvmsg`: length, flags, descriptors. By hand, because the wrapper gives none of the descriptors of a packet that has
+/// lost some, which would then stay open for good.
+fn receive_raw(
+    socket: BorrowedFd<'_>,
+    packet: &mut [u8],
+    flags: MsgFlags,
+) -> Result<(usize, MsgFlags, Vec<OwnedFd>), Errno> {
+    // More than the header's size, and words, so that it is aligned.
+    let mut control = [0_u64; 2 + MAX_DESCRIPTORS * size_of::<RawFd>() / size_of::<u64>()];
+    let mut slice = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
+    // SAFETY: all zeroes is a message header without anything.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut slice;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: the header names two buffers that are ours for the whole call, with their sizes.
+    let bytes = Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags.bits()) })?;
+    let mut fds = Vec::new();
+    // SAFETY: the kernel has filled in the header and the control buffer, which is aligned; its messages are whole, and
+    // the descriptors in them have just been put into this process's table for us.
+    unsafe {
+        let mut part = libc::CMSG_FIRSTHDR(&raw const header);
+        while let Some(message) = part.as_ref() {
+            if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let data = libc::CMSG_DATA(part).cast::<RawFd>();
+                let bytes = message.cmsg_len - (data.addr() - part.addr());
+                fds.extend((0..bytes / size_of::<RawFd>()).map(|n| OwnedFd::from_raw_fd(data.add(n).read_unaligned())));
+            }
+            part = libc::CMSG_NXTHDR(&raw const header, part);
+        }
     }
-    Ok(Some(Packet { frame: Frame { packet, file }, fds }))
+    // A length is not negative.
+    Ok((usize::try_from(bytes).unwrap_or(0), MsgFlags::from_bits_truncate(header.msg_flags), fds))
 }
 
 /// A pair of connected sockets, closed on exec.

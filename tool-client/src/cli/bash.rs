@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use executor_proto::{
     MAX_COMMAND_BYTES,
+    error::ExecutorError,
     types::{CommandSpec, EndedBy, Exit, RunResult, StreamChunk, StreamName},
 };
 use tokio_util::sync::CancellationToken;
@@ -93,7 +94,7 @@ async fn start(backend: &Backend, spec: CommandSpec, json: bool) -> Outcome {
 }
 
 async fn run_to_json(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt) -> Outcome {
-    let result = run(backend, spec, interrupt.token(), None).await?;
+    let result = run(backend, spec, interrupt, interrupt.token(), None).await?;
     output::stdout(format!("{}\n", json::run(&result))).await?;
     Ok(exit_code(&result, interrupt))
 }
@@ -102,7 +103,7 @@ async fn run_through(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt
     // A reader that went away ends the command as Ctrl-C does.
     let abort = interrupt.token().child_token();
     let mut through = Through::new(abort.clone());
-    let result = run(backend, spec, &abort, Some(&mut through)).await?;
+    let result = run(backend, spec, interrupt, &abort, Some(&mut through)).await?;
     through.finish(&result).await?;
     for remark in remarks(&result, backend.is_embedded()) {
         output::line(&remark).await?;
@@ -113,13 +114,18 @@ async fn run_through(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt
 async fn run(
     backend: &Backend,
     spec: CommandSpec,
+    interrupt: &Interrupt,
     abort: &CancellationToken,
     sink: Option<&mut dyn OutputSink>,
 ) -> Result<RunResult, Failure> {
     let workdir = spec.workdir.clone();
     let asked = Asked { workdir: workdir.as_deref(), ..Asked::default() };
     let result = backend.executor.run(backend.owner.as_ref(), spec, abort, sink).await;
-    result.map_err(|error| backend.failure_of(&error, &asked))
+    result.map_err(|error| match (interrupt.code(), error) {
+        // Nothing ran, and nobody waits for it any more.
+        (Some(code), ExecutorError::Unavailable { .. }) => Failure::Interrupted(code),
+        (_, error) => backend.failure_of(&error, &asked),
+    })
 }
 
 /// Passes output on as it comes.

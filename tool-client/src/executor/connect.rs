@@ -10,7 +10,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -225,21 +225,42 @@ pub(super) struct ConnectFailure(String);
 
 /// Whether a request's message was handed to a connection. Put into the extensions of the request.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sent(Arc<AtomicBool>);
+pub(super) struct Sent(Arc<AtomicU8>);
+
+const UNSENT: u8 = 0;
+const SENT: u8 = 1;
+/// It will never be handed out.
+const WITHDRAWN: u8 = 2;
 
 impl Sent {
     /// Of a request that is known to have arrived.
     pub(super) fn already() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
+        Self(Arc::new(AtomicU8::new(SENT)))
     }
 
     /// Before the next attempt at a call.
     pub(super) fn reset(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.store(UNSENT, Ordering::Release);
     }
 
     pub(super) fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) == SENT
+    }
+
+    /// Keeps the request from ever being handed out. `false`: it was already.
+    pub(super) fn withdraw(&self) -> bool {
+        self.decide(WITHDRAWN)
+    }
+
+    /// The request is handed out now. `false`: it was withdrawn, and must not be.
+    fn hand_out(&self) -> bool {
+        self.decide(SENT)
+    }
+
+    /// Decides what was undecided; whether the decision is this one.
+    fn decide(&self, decided: u8) -> bool {
+        let before = self.0.compare_exchange(UNSENT, decided, Ordering::AcqRel, Ordering::Acquire);
+        before.map_or_else(|before| before == decided, |_unsent| true)
     }
 }
 
@@ -331,10 +352,12 @@ impl HttpBody for WatchedBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         let frame = Pin::new(&mut this.body).poll_frame(cx);
-        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
-            this.sent.0.store(true, Ordering::Release);
+        match frame {
+            Poll::Ready(Some(Ok(_))) if !this.sent.hand_out() => {
+                Poll::Ready(Some(Err(Status::cancelled("the call was aborted before it was sent"))))
+            }
+            frame => frame,
         }
-        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -393,6 +416,17 @@ mod tests {
             assert!(error.contains("use unix:/path or http://host:port") && !error.contains('\n'), "{error}");
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
+    }
+
+    #[test]
+    fn a_request_is_handed_out_or_withdrawn_but_never_both() {
+        let sent = Sent::default();
+        assert!(!sent.get());
+        assert!(sent.hand_out() && sent.hand_out() && sent.get());
+        assert!(!sent.withdraw() && sent.get());
+        sent.reset();
+        assert!(sent.withdraw() && sent.withdraw());
+        assert!(!sent.hand_out() && !sent.get());
     }
 
     #[test]

@@ -4,7 +4,12 @@
 //! and put into words by `error`; how long it may take is in [`Deadlines`]. A foreground run is more than a call and has its
 //! own file, `remote/run`.
 
-use std::{fmt::Write as _, future::Future, time::Duration};
+use std::{
+    fmt::Write as _,
+    future::Future,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use executor_proto::{
@@ -17,7 +22,6 @@ use executor_proto::{
     v1::{self, executor_client::ExecutorClient},
 };
 use futures_core::stream::BoxStream;
-use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
@@ -30,6 +34,7 @@ use super::{
 };
 
 mod incoming;
+mod lost;
 mod run;
 
 use incoming::{Gathered, Incoming, More, events};
@@ -65,7 +70,16 @@ pub struct RemoteExecutor {
     client: ExecutorClient<Wire>,
     peer: Peer,
     deadlines: Deadlines,
-    grace: OnceCell<Duration>,
+    /// What the daemon last said of itself.
+    known: Mutex<Option<Known>>,
+}
+
+/// What a client remembers of a daemon.
+#[derive(Debug, Clone)]
+struct Known {
+    grace: Duration,
+    resume_window: Duration,
+    boot_id: String,
 }
 
 impl RemoteExecutor {
@@ -93,7 +107,7 @@ impl RemoteExecutor {
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_REQUEST_BYTES);
-        Self { endpoint: endpoint.to_string(), client, peer, deadlines, grace: OnceCell::new() }
+        Self { endpoint: endpoint.to_string(), client, peer, deadlines, known: Mutex::default() }
     }
 
     /// Makes a call, and makes it again where the retry table allows that. `sent` tells, at any time and also after this
@@ -168,10 +182,22 @@ impl RemoteExecutor {
         }
     }
 
+    /// The daemon's grace, which is asked for where it is not known yet.
     async fn grace(&self) -> Duration {
-        let asked =
-            self.grace.get_or_try_init(|| async { self.info().await.map(|info| Duration::from_millis(info.grace_ms)) });
-        asked.await.copied().unwrap_or(DEFAULT_GRACE)
+        if self.known().is_none() {
+            // Without an answer it stays unknown.
+            let _ = self.info().await;
+        }
+        self.known_grace()
+    }
+
+    fn known_grace(&self) -> Duration {
+        self.known().as_ref().map_or(DEFAULT_GRACE, |known| known.grace)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<Known>> {
+        // A value is put there whole, so it is good whatever happened to who put it there.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn malformed(&self, malformed: Malformed) -> ExecutorError {
@@ -221,7 +247,13 @@ impl Executor for RemoteExecutor {
 
     async fn info(&self) -> Result<ExecutorInfo, ExecutorError> {
         let make = |mut client: ExecutorClient<Wire>, request| async move { client.get_info(request).await };
-        self.unary(Rpc::GetInfo, v1::GetInfoRequest {}, make).await.map(convert::info)
+        let info = self.unary(Rpc::GetInfo, v1::GetInfoRequest {}, make).await.map(convert::info)?;
+        *self.known() = Some(Known {
+            grace: Duration::from_millis(info.grace_ms),
+            resume_window: Duration::from_millis(info.resume_window_ms),
+            boot_id: info.boot_id.clone(),
+        });
+        Ok(info)
     }
 
     async fn run(

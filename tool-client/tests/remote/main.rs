@@ -137,12 +137,52 @@ async fn a_run_that_is_cut_after_its_start_is_a_result_without_an_exit() {
     // Whether the answer's head had come through before the cut is the wire's to say; either answer is honest.
     match result {
         Ok(result) => {
-            assert_eq!(result.exit, Exit::Unknown("connection lost for longer than 0ms".into()));
+            let Exit::Unknown(reason) = &result.exit else { panic!("{result:?}") };
+            let waited =
+                reason.strip_prefix("connection lost for longer than ").and_then(|rest| rest.strip_suffix("ms"));
+            let waited: u128 = waited.and_then(|waited| waited.parse().ok()).expect("one of the listed reasons");
+            assert!(waited >= SHORT.as_millis(), "as long as an answer may take: {waited}");
             assert_eq!(result.stdout.total, sink.0.iter().map(|chunk| chunk.data.len() as u64).sum::<u64>());
         }
         Err(error) => assert!(matches!(error, ExecutorError::OutcomeUnknown { .. }), "{error:?}"),
     }
     assert_eq!(daemon.seen().calls, ["Run"]);
+}
+
+#[tokio::test]
+async fn a_run_that_is_broken_by_an_executor_that_answers_again_names_what_was_restarted() {
+    let info = |boot_id: &str| Ok(v1::GetInfoResponse { boot_id: boot_id.into(), ..v1::GetInfoResponse::default() });
+    let again = || Err(Status::unavailable("not yet"));
+    for (asked_before, after, reason) in [
+        (true, "first", "executor restarted"),
+        (true, "second", "executor host restarted"),
+        (false, "second", "executor restarted"),
+    ] {
+        let before = asked_before.then(|| info("first"));
+        let script =
+            Script { info: before.into_iter().chain([again(), info(after)]).collect(), ..one_run(vec![accepted()]) };
+        let daemon = Daemon::start(script);
+        let client = client(&daemon);
+        if asked_before {
+            client.info().await.expect("it answers");
+        }
+        let broken = async {
+            daemon.wait_for_call("Run").await;
+            daemon.break_run();
+        };
+        let (result, ()) = tokio::join!(run(&client), broken);
+        assert_eq!(result.expect("it was started").exit, Exit::Unknown(reason.into()));
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_lost_for_good_is_lost_for_at_least_the_window_of_its_executor() {
+    let info = v1::GetInfoResponse { resume_window_ms: 60_000, ..v1::GetInfoResponse::default() };
+    let daemon = Daemon::start(Script { info: [Ok(info)].into(), ..one_run(vec![accepted()]) });
+    let client = client(&daemon);
+    client.info().await.expect("it answers");
+    let result = run(&client).await.expect("it was started");
+    assert_eq!(result.exit, Exit::Unknown("connection lost for longer than 60000ms".into()));
 }
 
 #[tokio::test]
@@ -420,6 +460,39 @@ async fn an_abort_before_anything_was_sent_sends_nothing() {
     assert!(result.aborted);
     assert!(matches!(result.exit, Exit::Unknown(_)));
     assert!(daemon.seen().calls.is_empty());
+}
+
+#[tokio::test]
+async fn an_abort_before_there_is_a_connection_has_run_nothing() {
+    // On one thread nothing has been connected when the call has been begun and its abort is raised at once.
+    let daemon = Daemon::start(Script::default());
+    let client = client(&daemon);
+    let abort = CancellationToken::new();
+    let (result, ()) = tokio::join!(client.run(None, command("x"), &abort, None), async { abort.cancel() });
+    let cause = "aborted before a connection was established".to_owned();
+    assert_eq!(result, Err(ExecutorError::Unavailable { endpoint: daemon.endpoint(), cause }));
+    client.info().await.expect("it answers");
+    assert_eq!(daemon.seen().calls, ["GetInfo"], "the run was not sent afterwards either");
+}
+
+#[tokio::test]
+async fn an_abort_that_is_not_answered_ends_within_the_grace_and_a_little_more() {
+    let info = v1::GetInfoResponse { grace_ms: 200, ..v1::GetInfoResponse::default() };
+    let daemon = Daemon::start(Script { info: [Ok(info)].into(), ..one_run(vec![accepted()]) });
+    let endpoint = Endpoint::parse(&daemon.endpoint()).expect("an endpoint");
+    let client = RemoteExecutor::new(&endpoint, None);
+    client.info().await.expect("it answers");
+    let abort = CancellationToken::new();
+    let raise = async {
+        daemon.wait_for_call("Run").await;
+        daemon.set_wire(WireMode::Frozen);
+        abort.cancel();
+    };
+    let begun = std::time::Instant::now();
+    let (result, ()) = tokio::join!(client.run(None, command("sleep 9"), &abort, None), raise);
+    assert!(result.expect("an abort is a result").aborted);
+    // 200 ms and 3 s; without the limit it would be 30 s more.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -294,6 +294,11 @@ impl Daemon {
         seen.wait_for(|seen| seen.calls.contains(&call)).await.expect("the daemon outlives the test");
     }
 
+    /// Ends the stream of the open run before its end, as a server does that dies.
+    pub(crate) fn break_run(&self) {
+        drop(self.state.open_run.lock().expect("not poisoned").take().expect("a run is open"));
+    }
+
     pub(crate) async fn send_to_run(&self, event: v1::RunEvent) {
         let open = self.state.open_run.lock().expect("not poisoned").clone().expect("a run is open");
         open.send(Ok(event)).await.expect("the client listens");

@@ -8,7 +8,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use nix::sys::socket::{MsgFlags, Shutdown, shutdown};
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, Shutdown, shutdown},
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, mpsc, oneshot, watch},
@@ -25,8 +28,17 @@ use crate::{
 
 type Waiting<K, T> = HashMap<K, VecDeque<oneshot::Sender<T>>>;
 
-/// What a start comes to: the stage and the kernel's answer where it failed.
-type Started = Result<Spawned, (Stage, i32)>;
+/// What a start comes to.
+type Started = Result<Spawned, NotStarted>;
+
+/// Why there is no command.
+#[derive(Debug)]
+pub(super) enum NotStarted {
+    /// The stage that failed and the kernel's answer.
+    Failed(Stage, i32),
+    /// It runs, but its descriptors are lost: this process has too many open. It is being killed.
+    Cut,
+}
 
 /// A spill file, open for writing, and its path.
 type SpillFile = io::Result<(OwnedFd, PathBuf)>;
@@ -130,7 +142,10 @@ impl Shared {
             // Whoever has just been registered learns it.
             return state.lose();
         }
-        let Ok(frame) = Frame::encode(message) else { return self.lose(state) };
+        let frame = match Frame::encode(message) {
+            Ok(frame) => frame,
+            Err(error) => return self.unsaid(state, message, &error),
+        };
         if state.unsent.is_empty() {
             match self.try_send(&frame, &fds) {
                 Ok(()) => return,
@@ -140,6 +155,16 @@ impl Shared {
         }
         state.unsent.push_back((frame, fds));
         self.unsent.notify_one();
+    }
+
+    /// What does not fit into a packet could not be put into a file. Only a start is so long: that one start has failed.
+    fn unsaid(&self, state: &mut State, message: &ToKeeper, error: &io::Error) {
+        let ToKeeper::Spawn { handle, .. } = message else { return self.lose(state) };
+        if let Some(answer) = state.spawning.remove(handle) {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            // Whoever asked may be gone.
+            let _ = answer.send(Err(NotStarted::Failed(Stage::Prepare, errno)));
+        }
     }
 
     fn try_send(&self, frame: &Frame, fds: &[OwnedFd]) -> io::Result<()> {
@@ -192,7 +217,7 @@ impl Shared {
             FromKeeper::SpawnFailed { handle, stage, errno } => {
                 if let Some(answer) = state.spawning.remove(&handle) {
                     // Whoever asked may be gone.
-                    let _ = answer.send(Err((stage, errno)));
+                    let _ = answer.send(Err(NotStarted::Failed(stage, errno)));
                 }
             }
             FromKeeper::Exited { handle, status, empty } => {
@@ -202,8 +227,14 @@ impl Shared {
             FromKeeper::Ended { handle, survivors } => answer(&mut state.ending, handle, survivors),
             FromKeeper::Processes { handle, processes } => answer(&mut state.listing, handle, processes),
             FromKeeper::SpillOpened { handle, stream, path } => {
-                let file = packet.into_parts().1.into_iter().next();
-                let opened = file.map(|file| (file, path)).ok_or_else(|| io::ErrorKind::InvalidData.into());
+                let opened = match packet.into_parts().1.into_iter().next() {
+                    Some(file) => Ok((file, path)),
+                    None => {
+                        // It was lost on the way: too many are open here. Nobody will write to it.
+                        self.send(state, &ToKeeper::RemoveSpill { path }, Vec::new());
+                        Err(Errno::EMFILE.into())
+                    }
+                };
                 answer(&mut state.spilling, (handle, stream), opened);
             }
             FromKeeper::SpillFailed { handle, stream, errno } => {
@@ -220,13 +251,25 @@ impl Shared {
     #[expect(clippy::disallowed_methods, reason = "a command has at most two events")]
     fn spawned(&self, state: &mut State, handle: ProcessHandle, pid: u32, packet: Packet) {
         let Some(answer) = state.spawning.remove(&handle) else { return };
-        let fds: Result<[OwnedFd; 4], _> = packet.into_parts().1.try_into();
-        let Ok([stdout, stderr, stdout_file, stderr_file]) = fds else { return self.lose(state) };
-        let (sender, events) = mpsc::unbounded_channel();
-        state.events.insert(handle, sender);
         state.alive.insert(handle, pid);
-        let spawned = Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events };
-        if answer.send(Ok(spawned)).is_err() {
+        let cut = packet.cut;
+        let fds: Result<[OwnedFd; 4], _> = packet.into_parts().1.try_into();
+        let refused = match fds {
+            Ok([stdout, stderr, stdout_file, stderr_file]) => {
+                let (sender, events) = mpsc::unbounded_channel();
+                state.events.insert(handle, sender);
+                let spawned = Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events };
+                answer.send(Ok(spawned)).is_err()
+            }
+            // Other commands are not to pay for it: this one alone is ended.
+            Err(_) if cut => {
+                // Whoever asked may be gone.
+                let _ = answer.send(Err(NotStarted::Cut));
+                true
+            }
+            Err(_) => return self.lose(state),
+        };
+        if refused {
             state.abandoned.push(handle);
             self.send(state, &ToKeeper::End { handle, grace_ms: 0 }, Vec::new());
             // Its answer is nobody's, but has to be taken in its turn.

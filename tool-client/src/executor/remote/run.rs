@@ -7,10 +7,12 @@
 //!    │ lost, sent          │     an unknown exit
 //!    │   → outcome unknown │
 //! ```
-//! An abort asks the executor to end the run, waits for its word that nothing is alive, and reads the stream to its end. It
-//! does not attach to the run again after a cut: an executor ends a run whose client has vanished.
+//! An abort asks the executor to end the run, waits for its word that nothing is alive, and reads the stream to its end; all
+//! of it within the executor's grace and a little more, so that an executor that does not answer keeps nobody waiting. What
+//! was never sent needs no end. It does not attach to the run again after a cut: an executor ends a run whose client has
+//! vanished.
 
-use std::pin::pin;
+use std::{future::Future, pin::pin, time::Duration};
 
 use bytes::Buf;
 use executor_proto::{
@@ -30,9 +32,12 @@ use super::{
         retry::Rpc,
     },
     RemoteExecutor, check,
-    incoming::{Gathered, Incoming, index},
-    random_name,
+    incoming::{Gathered, index},
+    lost, random_name,
 };
+
+/// What an abort may take beyond the executor's grace. Below it where calls are to be answered sooner.
+const ABORT_SPARE: Duration = Duration::from_secs(3);
 
 /// What is known of a run so far.
 #[derive(Debug, Default)]
@@ -73,31 +78,51 @@ pub(super) async fn run(
             result = &mut driven => return result,
             () = abort.cancelled() => {}
         }
-        if sent.get() {
-            let mut cancelled = pin!(cancel(remote, owner, key, is_accepted));
-            tokio::select! {
-                biased;
-                // It ended while it was being aborted. The executor's word that nothing is alive is still awaited.
-                result = &mut driven => {
-                    return Ok(result?.after_abort(cancelled.await.map(|outcome| outcome.survivors).unwrap_or_default()));
-                }
-                outcome = &mut cancelled => match outcome {
-                    Ok(outcome) => match tokio::time::timeout(remote.deadlines.call, driven).await {
-                        Ok(result) => return Ok(result?.after_abort(outcome.survivors)),
-                        Err(_elapsed) => outcome.survivors,
-                    },
-                    // It could not be told to end the run. Leaving the stream does the same.
-                    Err(_lost) => Vec::new(),
-                },
+        if sent.withdraw() {
+            let cause = "aborted before a connection was established".to_owned();
+            return Err(ExecutorError::Unavailable { endpoint: remote.endpoint.clone(), cause });
+        }
+        let mut cancelled = pin!(cancel(remote, owner, key, is_accepted));
+        let mut limit = pin!(abort_limit(remote));
+        tokio::select! {
+            biased;
+            // It ended while it was being aborted. The executor's word that nothing is alive is still awaited.
+            result = &mut driven => {
+                let outcome = within(&mut limit, cancelled).await.and_then(Result::ok);
+                return Ok(result?.after_abort(outcome.map(|outcome| outcome.survivors).unwrap_or_default()));
             }
-        } else {
-            Vec::new()
+            outcome = within(&mut limit, &mut cancelled) => match outcome {
+                Some(Ok(outcome)) => match within(&mut limit, driven).await {
+                    Some(result) => return Ok(result?.after_abort(outcome.survivors)),
+                    None => outcome.survivors,
+                },
+                // It could not be told to end the run. Leaving the stream does the same.
+                Some(Err(_)) | None => Vec::new(),
+            },
         }
     };
     Ok(progress.aborted(survivors))
 }
 
-/// Asks for the end of a run. A request that overtook the run's own found nothing, and is made again once the run is known
+/// Passes when an abort has taken as long as it may. Where the executor's grace is not known it is asked for, but an executor
+/// that does not answer gets no time for that.
+async fn abort_limit(remote: &RemoteExecutor) {
+    let begun = Instant::now();
+    let spare = ABORT_SPARE.min(remote.deadlines.call);
+    let grace = tokio::time::timeout(spare, remote.grace()).await.unwrap_or_else(|_elapsed| remote.known_grace());
+    tokio::time::sleep_until(begun + grace + spare).await;
+}
+
+/// What a future brings before the limit passes.
+async fn within<T>(limit: &mut (impl Future<Output = ()> + Unpin), future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        output = future => Some(output),
+        () = limit => None,
+    }
+}
+
+/// Asks for the end of a run, without a limit of its own. A request that overtook the run's own found nothing, and is made again once the run is known
 /// to have been started.
 async fn cancel(
     remote: &RemoteExecutor,
@@ -111,7 +136,8 @@ async fn cancel(
     };
     let was_accepted = *is_accepted.borrow();
     loop {
-        let v1::CancelRunResponse { outcome } = remote.ending(Rpc::CancelRun, request.clone(), make).await?;
+        let v1::CancelRunResponse { outcome } =
+            remote.call(Rpc::CancelRun, Duration::MAX, &Sent::default(), request.clone(), make).await?;
         let outcome = convert::kill_outcome(outcome).map_err(|malformed| remote.malformed(malformed))?;
         let overtook = outcome.already_finished && !was_accepted;
         // An error means that the run is over without ever having been started.
@@ -133,12 +159,14 @@ async fn drive(
     let open = |mut client: ExecutorClient<Wire>, request| async move {
         client.run(request).await.map(tonic::Response::into_inner)
     };
+    let before = remote.known().clone();
     let stream = remote.call(Rpc::Run, remote.deadlines.silence, sent, request, open).await?;
     let mut incoming = remote.incoming(Rpc::Run, stream);
     loop {
         let event = match incoming.next().await {
             Ok(v1::RunEvent { event }) => event,
-            Err(fault) => return progress.lost(&incoming, fault),
+            Err(fault) if progress.accepted.is_none() => return Err(incoming.error(fault)),
+            Err(fault) => return Ok(progress.unseen(lost::reason(remote, before.as_ref(), &fault).await)),
         };
         match progress.take(event, sink.is_some()) {
             Ok(Step::Nothing) => {}
@@ -213,19 +241,6 @@ impl Progress {
                 convert::finished(message, mode, self.tails.take()).map(|result| Step::Finished(Box::new(result)))
             }
         }
-    }
-
-    /// The stream failed: before the start that is an error, after it a result that knows no exit.
-    fn lost(&mut self, incoming: &Incoming<v1::RunEvent>, fault: Fault) -> Result<RunResult, ExecutorError> {
-        if self.accepted.is_none() {
-            return Err(incoming.error(fault));
-        }
-        let after = match fault {
-            // The connection was cut. It could not be resumed: the window for that is 0.
-            Fault::Answer(_) | Fault::Lost { .. } => 0,
-            Fault::Silence { after, .. } => after.as_millis(),
-        };
-        Ok(self.unseen(format!("connection lost for longer than {after}ms")))
     }
 
     /// A run whose end was not seen, with the output that has arrived.
