@@ -290,12 +290,8 @@ impl ExecutorError {
                 put("speaks", speaks.clone());
                 (Code::Unimplemented, "UNSUPPORTED_VERSION")
             }
-            Self::Internal { problem } => {
+            Self::Internal { problem } | Self::Unavailable { cause: problem, .. } => {
                 put("problem", problem.clone());
-                (Code::Internal, "INTERNAL")
-            }
-            Self::Unavailable { .. } => {
-                put("problem", self.to_string());
                 (Code::Internal, "INTERNAL")
             }
         };
