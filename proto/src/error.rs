@@ -219,7 +219,6 @@ impl ExecutorError {
 
     /// The status that carries this error.
     #[must_use]
-    #[expect(clippy::too_many_lines, reason = "one exhaustive match, a few lines per error")]
     pub fn to_status(&self) -> Status {
         let mut metadata: HashMap<String, String> = HashMap::new();
         let mut put = |name: &str, value: String| {
