@@ -314,9 +314,16 @@ async fn a_leftover_is_listed_and_then_ended() {
     let mut command = keeper.spawn("sleep 987 & echo $!").await;
     let pid = numbers(&command.line().await)[0];
     assert_eq!(command.event().await, ProcessEvent::Exited { status: exited(0), empty: false });
-    let listed = keeper.link.processes(command.handle()).await;
-    assert_eq!(listed.len(), 1);
-    assert_eq!((listed[0].pid, &listed[0].command_line[..]), (pid, &b"sleep 987"[..]));
+    // The child may not have become the program yet.
+    let until = Instant::now() + LIMIT;
+    loop {
+        let listed = keeper.link.processes(command.handle()).await;
+        assert_eq!(listed.iter().map(|one| one.pid).collect::<Vec<_>>(), [pid]);
+        if listed[0].command_line == b"sleep 987"[..] {
+            break;
+        }
+        assert!(Instant::now() < until, "{listed:?}");
+    }
     assert_eq!(command.end(GRACE).await, NONE);
     assert!(!alive(pid));
     assert_eq!(command.event().await, ProcessEvent::Empty);
