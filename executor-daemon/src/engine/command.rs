@@ -224,7 +224,7 @@ mod tests {
 
     fn settings(environment: &[(&str, &str)]) -> Settings {
         let environment = environment.iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Settings::new("/state".into(), "/work/here".into(), environment)
+        Settings::new("/state".into(), "/srv/here".into(), environment)
     }
 
     fn identity(change: bool) -> Identity {
@@ -280,10 +280,10 @@ mod tests {
             |given: Option<&str>| String::from_utf8(workdir(&settings, given.map(str::as_bytes)).to_vec()).unwrap();
         assert_eq!(at(None), "/usr");
         assert_eq!(at(Some("/a/../b/")), "/a/../b/");
-        assert_eq!(at(Some("sub/./x/")), "/work/here/sub/x");
+        assert_eq!(at(Some("sub/./x/")), "/srv/here/sub/x");
         assert_eq!(at(Some("../..//../etc")), "/etc");
         assert_eq!(at(Some("../../..")), "/");
-        assert_eq!(at(Some("~")), "/work/here/~");
+        assert_eq!(at(Some("~")), "/srv/here/~");
     }
 
     #[test]

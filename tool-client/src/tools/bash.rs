@@ -99,7 +99,7 @@ mod tests {
     use super::{super::definitions::Tool, *};
 
     fn check(arguments: &serde_json::Value) -> Result<Bash, String> {
-        let session = Session { id: OwnerId("s".to_owned()), cwd: Some("/work".into()) };
+        let session = Session { id: OwnerId("s".to_owned()), cwd: Some("/srv".into()) };
         let arguments = Arguments::parse(Tool::Bash, &arguments.to_string()).expect("the schema is kept");
         Bash::check(&arguments, Some(&session))
     }
@@ -155,7 +155,7 @@ mod tests {
             .expect("valid");
         let spec = CommandSpec {
             command: Bytes::from_static(b" x\n"),
-            workdir: Some(Bytes::from_static(b"/work/a")),
+            workdir: Some(Bytes::from_static(b"/srv/a")),
             timeout_ms: Some(150.5),
             ..CommandSpec::default()
         };
@@ -166,18 +166,18 @@ mod tests {
     #[test]
     fn the_workdir_follows_the_session() {
         let session = |cwd: Option<&str>| Session { id: OwnerId(String::new()), cwd: cwd.map(Into::into) };
-        let (with, without) = (session(Some("/work/x/")), session(None));
+        let (with, without) = (session(Some("/srv/x/")), session(None));
         let cases = [
-            (None, Some(&with), Some("/work/x/")),
+            (None, Some(&with), Some("/srv/x/")),
             (None, Some(&without), None),
             (None, None, None),
             (Some("/usr/../etc/"), Some(&with), Some("/usr/../etc/")),
             (Some("/usr/../etc/"), None, Some("/usr/../etc/")),
-            (Some("sub/"), Some(&with), Some("/work/x/sub")),
-            (Some(".."), Some(&with), Some("/work")),
-            (Some("."), Some(&with), Some("/work/x")),
-            (Some(""), Some(&with), Some("/work/x")),
-            (Some("~"), Some(&with), Some("/work/x/~")),
+            (Some("sub/"), Some(&with), Some("/srv/x/sub")),
+            (Some(".."), Some(&with), Some("/srv")),
+            (Some("."), Some(&with), Some("/srv/x")),
+            (Some(""), Some(&with), Some("/srv/x")),
+            (Some("~"), Some(&with), Some("/srv/x/~")),
             (Some("sub"), Some(&without), Some("sub")),
             (Some("./sub/../deep//"), None, Some("deep")),
             (Some("../.."), None, Some("../..")),
