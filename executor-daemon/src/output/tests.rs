@@ -146,7 +146,7 @@ fn a_ring_is_whole_pages_and_holds_the_tail_twice() {
     assert_eq!(ring_bytes(TAIL), MIB);
     for tail in [1, 500_000, MIB, 3 * MIB + 1] {
         let ring = ring_bytes(tail);
-        assert!(ring % 4096 == 0 && ring >= 2 * tail + 6 && ring >= MIB && ring <= MIB.max(2 * tail + 8192));
+        assert!(ring.is_multiple_of(4096) && ring >= 2 * tail + 6 && ring >= MIB && ring <= MIB.max(2 * tail + 8192));
     }
 }
 
