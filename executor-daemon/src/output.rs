@@ -234,6 +234,11 @@ impl Stream {
         }
     }
 
+    /// Waits until the opener has answered, if it was asked. Cancel-safe.
+    pub(crate) async fn spill_decided(&self) {
+        self.spill.decided().await;
+    }
+
     /// The spill file if one was ever made, complete or not: to be removed with the task.
     pub(crate) fn spill_path(&self) -> Option<PathBuf> {
         self.spill.path().map(PathBuf::from)

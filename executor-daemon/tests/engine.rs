@@ -575,6 +575,22 @@ async fn a_spill_lives_as_long_as_its_task_or_run_is_known() {
     world.close().await;
 }
 
+/// Commands that have ended before their spill file is asked for, many at once so that the asking comes late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_has_already_ended_gets_its_spill_all_the_same() {
+    let world = World::with(|settings| settings.max_output_bytes = 1).await;
+    let tasks = (0..200).map(|_| async {
+        let id = world.task("printf 150").await;
+        world.end(&id).await.stdout
+    });
+    for stdout in futures_util::future::join_all(tasks).await {
+        assert_eq!((stdout.dropped, &stdout.data[..]), (2, &b"0"[..]));
+        let path = stdout.spill.expect("a spill").path;
+        assert_eq!(fs::read(text(&path)).expect("the spill"), b"150");
+    }
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_tasks_are_forgotten_after_their_time() {
     let world = World::with(|settings| settings.finished_kept_seconds = 1).await;

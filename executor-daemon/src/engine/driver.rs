@@ -33,6 +33,9 @@ use crate::{
 /// How long the news of the shell's exit may come after the news that nothing is alive.
 const EXIT_NEWS: Duration = Duration::from_secs(1);
 
+/// Longest wait for a spill file that was asked for, before a command is forgotten.
+const SPILL_MADE: Duration = Duration::from_secs(10);
+
 /// Why an exit is unknown when the keeper is lost, in the words of the model's text.
 const KEEPER_LOST: &str = "executor restarted";
 
@@ -200,6 +203,10 @@ impl Driver {
         join(streams.stdout.settle(quiet, until), streams.stderr.settle(quiet, until)).await;
         streams.stdout.compact();
         streams.stderr.compact();
+        // The keeper makes no spill for a command that it was told to forget, and a run is kept for its spill's sake. A keeper
+        // that does not answer has lost more than this file.
+        let decided = join(streams.stdout.spill_decided(), streams.stderr.spill_decided());
+        let _ = tokio::time::timeout(SPILL_MADE, decided).await;
         let Some(engine) = self.engine.upgrade() else { return };
         engine.keeper.release(facts.handle);
         let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();

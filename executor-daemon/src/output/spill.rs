@@ -168,7 +168,15 @@ impl Spill {
         self.made.get_or_init(|| Made { path, identity });
         let file = Arc::new(file);
         *self.file.lock().expect("nobody panics while holding the file") = Some(Arc::clone(&file));
+        self.state.send_modify(|_state| {});
         Ok(file)
+    }
+
+    /// Waits until a file that was begun has been made, or never will be. Cancel-safe.
+    pub(super) async fn decided(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives as long as `self`.
+        let _ = state.wait_for(|state| !matches!(state, State::Writing(_)) || self.made.get().is_some()).await;
     }
 
     /// Goes on to this state; false when it was given up meanwhile.
