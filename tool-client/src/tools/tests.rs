@@ -14,7 +14,7 @@ use super::{
 };
 
 fn session(id: &str) -> Session {
-    Session { id: OwnerId(id.to_owned()), cwd: Some("/work".into()) }
+    Session { id: OwnerId(id.to_owned()), cwd: Some("/srv".into()) }
 }
 
 fn id(text: &str) -> TaskId {
@@ -36,7 +36,7 @@ const BACKGROUND: &str = r#"{"command":"echo hi","description":"d","run_in_backg
 fn echo_spec() -> CommandSpec {
     CommandSpec {
         command: Bytes::from_static(b"echo hi"),
-        workdir: Some(Bytes::from_static(b"/work/sub")),
+        workdir: Some(Bytes::from_static(b"/srv/sub")),
         timeout_ms: Some(5.0),
         ..CommandSpec::default()
     }
@@ -69,7 +69,7 @@ async fn a_task_is_started_read_and_killed() {
     let survivors = ToolResult::error("could not end task bash-1: still running: 9, 12");
     assert_eq!(call(&fake, "bash_kill", task).await, survivors);
     let owner = Some(OwnerId("s1".to_owned()));
-    let spec = CommandSpec { workdir: Some(Bytes::from_static(b"/work")), timeout_ms: None, ..echo_spec() };
+    let spec = CommandSpec { workdir: Some(Bytes::from_static(b"/srv")), timeout_ms: None, ..echo_spec() };
     assert_eq!(
         fake.questions(),
         [
@@ -124,7 +124,7 @@ async fn errors_of_the_executor_are_told_in_its_words_for_what_was_asked() {
     ]));
     let task = r#"{"task_id":"bash-1"}"#;
     let cases = [
-        ("bash", ECHO, "Error: spawn bash ENOENT: workdir \"/work/sub\" does not exist"),
+        ("bash", ECHO, "Error: spawn bash ENOENT: workdir \"/srv/sub\" does not exist"),
         ("bash", BACKGROUND, "Error: executor unavailable: fake: the executor is stopping"),
         ("bash_output", task, "Error: task bash-1 belongs to another session"),
         ("bash_kill", task, "Error: unknown bash task \"bash-1\""),
