@@ -22,7 +22,7 @@ mod text;
 use std::{
     io,
     ops::Range,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -60,7 +60,7 @@ pub(crate) struct StreamOptions {
     pub(crate) name: StreamName,
     /// Bytes that the tail keeps; at least 1.
     pub(crate) tail_bytes: u64,
-    /// Bytes of the ring in the stream file, as [`ring_bytes`] gave them to the keeper.
+    /// Bytes of the ring in the stream file: [`ring_bytes`] of the tail, or more.
     pub(crate) ring_bytes: u64,
     /// Bytes after which a spill keeps only its head. 0: no spill is made.
     pub(crate) max_spill_bytes: u64,
@@ -72,10 +72,14 @@ pub(crate) fn ring_bytes(tail_bytes: u64) -> u64 {
     needed.div_ceil(RING_UNIT_BYTES).saturating_mul(RING_UNIT_BYTES)
 }
 
-/// Makes the spill file of one stream, at most once.
-pub(crate) trait SpillOpener: Send + Sync {
-    /// A new file, open for reading and writing, and its path in the world where commands run.
-    fn open(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>>;
+/// What a stream needs of the process that outlives this one.
+pub(crate) trait StreamFiles: Send + Sync {
+    /// Has the stream file held. Called before the first byte is moved into it.
+    fn hold<'a>(&'a self, file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>>;
+
+    /// Makes the spill file, at most once: a new file, open for reading and writing, and its path in the world where commands
+    /// run.
+    fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>>;
 }
 
 /// Where a stream stands.
@@ -101,37 +105,32 @@ pub(crate) struct Stream {
 /// What is in memory.
 #[derive(Debug, Clone)]
 enum Storage {
-    /// While bytes may come.
+    /// From the first byte on.
     Ring(Arc<Ring>),
-    /// After [`Stream::compact`]: the last bytes, and the offset of their first.
+    /// The last bytes, and the offset of their first: none before the first byte, all that is kept after
+    /// [`Stream::compact`].
     Tail(u64, Bytes),
 }
 
 impl Stream {
-    /// Takes over the read end of the pipe and the stream file and begins to move bytes, from where the file says that they
-    /// end. Inside a tokio runtime.
+    /// Takes over the read end of the pipe and moves what comes. The stream file is made when the first byte is there: most
+    /// commands leave one of their streams silent. Inside a tokio runtime.
     ///
     /// # Errors
-    /// When the file is not a stream file with a ring of `ring_bytes`, or the runtime cannot watch the pipe.
-    pub(crate) fn start(
-        pipe: OwnedFd,
-        file: OwnedFd,
-        options: StreamOptions,
-        opener: Arc<dyn SpillOpener>,
-    ) -> io::Result<Arc<Self>> {
+    /// When the ring would be too small for the tail, or the runtime cannot watch the pipe.
+    pub(crate) fn start(pipe: OwnedFd, options: StreamOptions, files: Arc<dyn StreamFiles>) -> io::Result<Arc<Self>> {
         if options.ring_bytes <= tail::kept_bytes(options.tail_bytes) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the ring is too small for the tail"));
         }
-        let ring = Arc::new(Ring::open(file, options.ring_bytes)?);
         let stream = Arc::new(Self {
-            storage: Mutex::new(Storage::Ring(Arc::clone(&ring))),
-            progress: watch::Sender::new(Progress { total: ring.total(), closed: false }),
+            storage: Mutex::new(Storage::Tail(0, Bytes::new())),
+            progress: watch::Sender::new(Progress::default()),
             spill: Spill::new(options.max_spill_bytes),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
             options,
         });
-        Pump::spawn(Arc::clone(&stream), ring, pipe, opener)?;
+        Pump::spawn(Arc::clone(&stream), pipe, files)?;
         Ok(stream)
     }
 
@@ -234,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// Waits until the opener has answered, if it was asked. Cancel-safe.
+    /// Waits until the spill file was made or refused, if it was asked. Cancel-safe.
     pub(crate) async fn spill_decided(&self) {
         self.spill.decided().await;
     }

@@ -13,7 +13,7 @@ use executor_daemon::{
     keeper::{
         embedded::{self, EmbeddedOptions},
         link::{KeeperLink, ProcessEvent, Spawned},
-        page::{PAGE_BYTES, SharedPage},
+        page::{PAGE_BYTES, SharedPage, create_stream_file},
         protocol::SpawnSpec,
     },
 };
@@ -69,7 +69,6 @@ fn spec(command: &str) -> SpawnSpec {
         arguments: ["bash", "-c", command].map(|argument| argument.as_bytes().to_vec()).to_vec(),
         environment: vec![format!("PATH={path}").into_bytes()],
         workdir: b"/".to_vec(),
-        ring_bytes: 64 * 1024,
         stdin: false,
         script: false,
     }
@@ -188,11 +187,13 @@ async fn output_goes_through_the_pipe_into_the_stream_file() {
     let keeper = Keeper::start().await;
     let mut command = keeper.spawn("printf hello; printf oops >&2").await;
     command.status().await;
-    let page = SharedPage::map(command.spawned.stdout_file.as_fd()).expect("mapped");
-    let moved = page.splice_into(command.spawned.stdout.as_fd(), command.spawned.stdout_file.as_fd(), 4096);
+    let file = create_stream_file(64 * 1024).expect("memory file");
+    keeper.link.keep_file(command.spawned.handle, StreamName::Stdout, file.as_fd()).await.expect("held");
+    let page = SharedPage::map(file.as_fd()).expect("mapped");
+    let moved = page.splice_into(command.spawned.stdout.as_fd(), file.as_fd(), 4096);
     assert_eq!((moved.expect("moves"), page.offset()), (5, 4101));
     let mut bytes = [0; 5];
-    let file = fs::File::from(command.spawned.stdout_file.try_clone().expect("a copy"));
+    let file = fs::File::from(file);
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, PAGE_BYTES).expect("inside the ring");
     assert_eq!(&bytes, b"hello");
     assert_eq!(read_pipe(&command.spawned.stderr), "oops");

@@ -56,12 +56,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Checks a command and completes it with what holds here.
-    pub(super) fn new(
-        settings: &Settings,
-        identity: &Identity,
-        ring_bytes: u64,
-        spec: CommandSpec,
-    ) -> Result<Self, ExecutorError> {
+    pub(super) fn new(settings: &Settings, identity: &Identity, spec: CommandSpec) -> Result<Self, ExecutorError> {
         spec.check()?;
         let sandbox_mode = spec.sandbox_mode.unwrap_or(SandboxMode::DangerFullAccess);
         if sandbox_mode != SandboxMode::DangerFullAccess {
@@ -87,7 +82,6 @@ impl Prepared {
                 })
                 .collect(),
             workdir: workdir.to_vec(),
-            ring_bytes,
             stdin: spec.stdin.is_some(),
             script,
         };
@@ -237,7 +231,7 @@ mod tests {
     }
 
     fn prepare(settings: &Settings, spec: CommandSpec) -> Result<Prepared, ExecutorError> {
-        Prepared::new(settings, &identity(false), 4096, spec)
+        Prepared::new(settings, &identity(false), spec)
     }
 
     fn texts(all: &[Vec<u8>]) -> Vec<&str> {
@@ -251,7 +245,7 @@ mod tests {
         for (name, value) in [("X", "2"), ("LOGNAME", "me"), ("X", "3")] {
             spec.environment.push(EnvironmentVariable { name: name.into(), value: value.into() });
         }
-        let changed = Prepared::new(&settings, &identity(true), 4096, spec.clone()).unwrap().spawn;
+        let changed = Prepared::new(&settings, &identity(true), spec.clone()).unwrap().spawn;
         assert_eq!(
             texts(&changed.environment),
             ["PATH=/a::/b", "HOME=/home/executor", "X=3", "USER=executor", "LOGNAME=me"]

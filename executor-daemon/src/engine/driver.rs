@@ -33,6 +33,9 @@ use crate::{
 /// How long the news of the shell's exit may come after the news that nothing is alive.
 const EXIT_NEWS: Duration = Duration::from_secs(1);
 
+/// How long after its result a command's streams and its place at the keeper are given back.
+const TIDY_AFTER: Duration = Duration::from_millis(5);
+
 /// Longest wait for a spill file that was asked for, before a command is forgotten.
 const SPILL_MADE: Duration = Duration::from_secs(10);
 
@@ -96,6 +99,8 @@ impl Driver {
             }
             self.step().await;
         }
+        // Whoever waits for the result has it first.
+        tokio::time::sleep(TIDY_AFTER).await;
         self.finish().await;
         None
     }

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use crate::{
     ids::{Caller, ProcessHandle},
     keeper::link::{ProcessEvent, Spawned},
     limits::{CommandPermit, TaskPermit},
-    output::{self, SpillOpener, Stream, StreamOptions},
+    output::{self, Stream, StreamFiles, StreamOptions},
 };
 
 /// Longest start key and read id, in bytes.
@@ -65,7 +65,7 @@ impl Start {
             .identities()
             .first()
             .ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
-        let prepared = Prepared::new(&engine.settings, identity, engine.ring_bytes, spec)?;
+        let prepared = Prepared::new(&engine.settings, identity, spec)?;
         if engine.registry().draining() {
             return Err(ExecutorError::Stopping);
         }
@@ -88,11 +88,10 @@ impl Start {
             }
         };
         let started = Instant::now();
-        let Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events } = spawned;
+        let Spawned { handle, pid, stdout, stderr, events } = spawned;
         let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
-            let open = |name, pipe, file| open_stream(engine, &id, handle, name, pipe, file);
-            let stdout = open(StreamName::Stdout, stdout, stdout_file)?;
-            let stderr = open(StreamName::Stderr, stderr, stderr_file)?;
+            let open = |name, pipe| open_stream(engine, &id, handle, name, pipe);
+            let (stdout, stderr) = (open(StreamName::Stdout, stdout)?, open(StreamName::Stderr, stderr)?);
             Ok((id, Both { stdout, stderr }))
         });
         let (id, streams) = match named {
@@ -171,7 +170,6 @@ fn open_stream(
     handle: ProcessHandle,
     name: StreamName,
     pipe: OwnedFd,
-    file: OwnedFd,
 ) -> io::Result<Arc<Stream>> {
     let options = StreamOptions {
         name,
@@ -180,8 +178,8 @@ fn open_stream(
         max_spill_bytes: engine.settings.max_spill_bytes,
     };
     let prefix = format!("{id}.{}", name.as_str());
-    let opener = Opener { engine: Arc::downgrade(engine), handle, name, prefix };
-    Stream::start(pipe, file, options, Arc::new(opener))
+    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
+    Stream::start(pipe, options, Arc::new(files))
 }
 
 /// The ring of each stream, in bytes.
@@ -189,16 +187,23 @@ pub(super) fn ring_bytes(max_output_bytes: u64) -> u64 {
     output::ring_bytes(max_output_bytes)
 }
 
-/// Asks the keeper for a stream's spill file. Holds the engine weakly: a stream must not keep a keeper alive that nobody uses.
-struct Opener {
+/// Has the keeper hold a stream's file and make its spill. Holds the engine weakly: a stream must not keep a keeper alive that nobody uses.
+struct Files {
     engine: Weak<Inner>,
     handle: ProcessHandle,
     name: StreamName,
     prefix: String,
 }
 
-impl SpillOpener for Opener {
-    fn open(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
+impl StreamFiles for Files {
+    fn hold<'a>(&'a self, file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(async move {
+            let engine = self.engine.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+            engine.keeper.keep_file(self.handle, self.name, file).await
+        })
+    }
+
+    fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
         Box::pin(async move {
             let engine = self.engine.upgrade().ok_or(io::ErrorKind::NotConnected)?;
             engine.keeper.open_spill(self.handle, self.name, self.prefix.clone()).await

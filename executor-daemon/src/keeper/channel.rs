@@ -92,8 +92,6 @@ impl Channel {
     /// Takes one packet if there is one.
     pub(super) fn receive(&self) -> Received {
         match wire::receive(self.socket.as_fd(), MsgFlags::MSG_DONTWAIT) {
-            // What belongs to its message is lost, here as on a broken socket.
-            Ok(Some(packet)) if packet.cut => Received::Closed,
             Ok(Some(packet)) => Received::Packet(packet),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
             Ok(None) | Err(_) => Received::Closed,

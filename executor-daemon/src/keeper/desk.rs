@@ -44,6 +44,8 @@ const SIGNALS: u64 = 1;
 
 /// Most messages taken from one connection before the others have their turn.
 const MAX_MESSAGES_AT_ONCE: usize = 64;
+/// Silence after which the next command's helper and pipes are made.
+const PREPARE_AFTER: Duration = Duration::from_millis(5);
 /// Longest that a helper may take to start a command or to list its processes.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 /// How much later than it should a helper may answer an `End`, before it is taken for one that its command stopped.
@@ -93,12 +95,16 @@ struct Command {
     /// 0: not known.
     shell: i32,
     identity: usize,
-    /// Held until the engine releases them: its pipes and stream files.
-    kept: Vec<Rc<OwnedFd>>,
+    /// Held until the engine releases them: the read ends of its pipes, in the order of their streams.
+    pipes: Vec<Rc<OwnedFd>>,
+    /// And its stream files.
+    files: Vec<OwnedFd>,
     owed_ends: u32,
     owed_lists: u32,
     dues: Dues,
     abandoned: bool,
+    /// The engine needs nothing more of it.
+    released: bool,
     /// The shell's status, when this process reaped it after the helper's death.
     status: Option<i32>,
 }
@@ -157,7 +163,8 @@ pub(super) struct Desk {
     pub(super) server: Option<i32>,
     notices: Vec<Notice>,
     reap_more: bool,
-    prepare: bool,
+    /// When the next command's helper and pipes are made, if nothing else is to be done then.
+    prepare_at: Option<Instant>,
 }
 
 impl Desk {
@@ -190,7 +197,7 @@ impl Desk {
             server: None,
             notices: Vec::new(),
             reap_more: false,
-            prepare: true,
+            prepare_at: Some(Instant::now()),
         })
     }
 
@@ -243,11 +250,13 @@ impl Desk {
         if let Some(link) = self.link.take() {
             link.close(&self.epoll);
         }
+        self.pool.forget_listener();
         self.kill_everything();
         self.commands.retain(|_, command| command.phase != Phase::Empty);
         for command in self.commands.values_mut() {
             command.abandoned = true;
-            command.kept.clear();
+            command.pipes.clear();
+            command.files.clear();
         }
     }
 
@@ -277,7 +286,8 @@ impl Desk {
         }
         self.pursue_overdue();
         self.pursue_hunt();
-        if count == 0 && std::mem::take(&mut self.prepare) {
+        if count == 0 && self.prepare_at.is_some_and(|at| at <= Instant::now()) {
+            self.prepare_at = None;
             self.pool.make_spare(&self.epoll);
             self.ahead.prepare();
         }
@@ -285,11 +295,13 @@ impl Desk {
     }
 
     fn timeout(&self, until: Option<Instant>) -> EpollTimeout {
-        if self.reap_more || self.prepare {
+        if self.reap_more {
             return EpollTimeout::ZERO;
         }
         let hunt = self.hunt.as_ref().map(|hunt| hunt.pass_at);
-        let Some(until) = until.into_iter().chain(hunt).chain(self.due_at).min() else { return EpollTimeout::NONE };
+        let Some(until) = until.into_iter().chain(hunt).chain(self.due_at).chain(self.prepare_at).min() else {
+            return EpollTimeout::NONE;
+        };
         let wait = until.saturating_duration_since(Instant::now());
         // Rounded up, so that a wait never ends just before its moment.
         let ms = if wait.is_zero() { 0 } else { wait.as_millis() + 1 };
@@ -319,8 +331,11 @@ impl Desk {
                 Received::Nothing => return,
                 Received::Closed => return self.lose_link(),
                 Received::Packet(packet) => match packet.decode() {
-                    Ok(message) => self.engine_says(message, packet),
-                    Err(_nonsense) => return self.lose_link(),
+                    // What belongs to the message is lost, here as on a broken socket.
+                    Ok(message) if !packet.cut || matches!(message, ToKeeper::KeepFile { .. }) => {
+                        self.engine_says(message, packet);
+                    }
+                    Ok(_) | Err(_) => return self.lose_link(),
                 },
             }
         }
@@ -352,12 +367,20 @@ impl Desk {
                 }
                 None => self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new()),
             },
+            ToKeeper::KeepFile { handle, stream: _ } => {
+                if let Some(command) = self.commands.get_mut(&handle).filter(|command| command.files.len() < 2) {
+                    // None, where too many are open here: then this stream does not outlive the engine's process.
+                    command.files.extend(packet.into_parts().1.into_iter().next());
+                }
+            }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
             ToKeeper::RemoveSpill { path } => self.spills.remove(&path),
+            ToKeeper::Listening { helper } => self.pool.listened_to(helper),
             ToKeeper::Release { handle } => {
-                if self.commands.get(&handle).is_some_and(|command| command.phase == Phase::Empty) {
-                    self.commands.remove(&handle);
+                if let Some(command) = self.commands.get_mut(&handle) {
+                    command.released = true;
                 }
+                self.forget_if_released(handle);
             }
             ToKeeper::Ready => self.notices.push(Notice::Ready),
             ToKeeper::Drained => self.notices.push(Notice::Drained),
@@ -390,7 +413,7 @@ impl Desk {
     }
 
     fn spawn(&mut self, handle: ProcessHandle, spec: &SpawnSpec, packet: Packet) {
-        self.prepare = true;
+        self.prepare_soon();
         if let Err((stage, errno)) = self.try_spawn(handle, spec, packet) {
             self.tell(&FromKeeper::SpawnFailed { handle, stage, errno }, Vec::new());
         }
@@ -407,8 +430,8 @@ impl Desk {
         }
         self.next_handle = handle.0 + 1;
         let failed = |stage| move |error: io::Error| (stage, error.raw_os_error().unwrap_or(libc::EIO));
-        let streams = self.ahead.take(spec.ring_bytes).map_err(failed(Stage::Prepare))?;
-        let Streams { read_ends, write_ends, files } = streams;
+        let streams = self.ahead.take().map_err(failed(Stage::Prepare))?;
+        let Streams { read_ends, write_ends } = streams;
         if identity.change {
             // `> /dev/stderr` opens the pipe anew, as the command's user.
             for pipe in &write_ends {
@@ -418,18 +441,20 @@ impl Desk {
         }
         let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
         let helper = self.pool.assign(&self.epoll, handle, frame, fds).map_err(failed(Stage::Clone))?;
-        let kept = read_ends.into_iter().chain(files).map(Rc::new).collect();
+        let pipes = read_ends.into_iter().map(Rc::new).collect();
         let due = Instant::now() + ANSWER_TIME;
         let command = Command {
             phase: Phase::Starting,
             helper: Some(helper),
             shell: 0,
             identity: index,
-            kept,
+            pipes,
+            files: Vec::new(),
             owed_ends: 0,
             owed_lists: 0,
             dues: Dues { start: Some(due), ..Dues::default() },
             abandoned: false,
+            released: false,
             status: None,
         };
         self.commands.insert(handle, command);
@@ -463,9 +488,9 @@ impl Desk {
                 Received::Nothing => return,
                 Received::Closed => return self.lose_helper(token, KILL_TIME),
                 Received::Packet(packet) => match packet.decode() {
-                    Ok(message) => self.helper_says(token, message, packet),
+                    Ok(message) if !packet.cut => self.helper_says(token, message, packet),
                     // Not ours any more, whatever it is; its orphans come here.
-                    Err(_nonsense) => return self.lose_helper(token, KILL_TIME),
+                    Ok(_) | Err(_) => return self.lose_helper(token, KILL_TIME),
                 },
             }
         }
@@ -476,13 +501,14 @@ impl Desk {
             FromKeeper::Spawned { handle, .. }
             | FromKeeper::Ended { handle, .. }
             | FromKeeper::Processes { handle, .. } => (*handle, false),
-            FromKeeper::SpawnFailed { handle, .. } | FromKeeper::Empty { handle } => (*handle, true),
+            FromKeeper::SpawnFailed { handle, .. } | FromKeeper::Empty { handle, .. } => (*handle, true),
             FromKeeper::Exited { handle, empty, .. } => (*handle, *empty),
             FromKeeper::Hello { .. }
             | FromKeeper::SpillOpened { .. }
             | FromKeeper::SpillFailed { .. }
             | FromKeeper::Drain => return,
         };
+        let heard = self.pool.is_listened_to(token);
         if over {
             self.pool.idle(&self.epoll, token);
         }
@@ -492,9 +518,10 @@ impl Desk {
             FromKeeper::Spawned { pid, .. } => {
                 (command.phase, command.shell) = (Phase::Running, i32::try_from(*pid).unwrap_or(0));
                 command.dues.start = None;
-                fds.clone_from(&command.kept);
+                fds.clone_from(&command.pipes);
             }
-            FromKeeper::Exited { .. } => command.phase = Phase::Leftovers,
+            FromKeeper::Exited { told, .. } => (command.phase, wanted) = (Phase::Leftovers, !(*told && heard)),
+            FromKeeper::Empty { told, .. } => wanted = !(*told && heard),
             FromKeeper::Ended { .. } => {
                 take_first(&mut command.dues.ends);
                 wanted = take_one(&mut command.owed_ends);
@@ -512,12 +539,16 @@ impl Desk {
         if over && (abandoned || matches!(message, FromKeeper::SpawnFailed { .. })) {
             self.commands.remove(&handle);
         }
+        if matches!(message, FromKeeper::Spawned { .. }) && !abandoned {
+            fds.extend(self.pool.give_news(token));
+        }
         if wanted && !abandoned {
             self.pass_up(packet, fds);
         }
         if over {
             // The helper may answer these too, but one that is not needed any more is let go before it is heard.
             self.answer_owed(handle, &[]);
+            self.forget_if_released(handle);
         }
     }
 
@@ -532,7 +563,7 @@ impl Desk {
     /// Forgets a helper that is dead. What it owes is answered within this time.
     fn lose_helper(&mut self, token: u64, answer_in: Duration) {
         let Some(lost) = self.pool.remove(&self.epoll, token) else { return };
-        self.prepare = true;
+        self.prepare_soon();
         let Some(handle) = lost.job else { return };
         if let Some(command) = self.commands.get_mut(&handle) {
             command.helper = None;
@@ -540,7 +571,7 @@ impl Desk {
             if untold {
                 (command.phase, command.shell) = (Phase::Running, lost.shell);
             }
-            let told = (untold && !command.abandoned).then(|| command.kept.clone());
+            let told = (untold && !command.abandoned).then(|| command.pipes.clone());
             if command.phase == Phase::Running {
                 // Once the helper is dead, either of them may be reaped first.
                 let shell = self
@@ -554,8 +585,9 @@ impl Desk {
             let hunt = self.hunt.get_or_insert(hunt);
             hunt.bereaved.push(lost);
             hunt.answer_at = hunt.answer_at.min(now + answer_in);
-            if let Some(kept) = told {
-                self.tell(&FromKeeper::Spawned { handle, pid: lost.shell.unsigned_abs() }, kept);
+            if let Some(pipes) = told {
+                let pid = lost.shell.unsigned_abs();
+                self.tell(&FromKeeper::Spawned { handle, pid, helper: 0 }, pipes);
             }
         }
     }
@@ -566,6 +598,11 @@ impl Desk {
             command.dues.ends.push(due);
             self.look_at(due);
         }
+    }
+
+    /// Makes what the next command needs, when there is time: what has just been asked for comes first.
+    fn prepare_soon(&mut self) {
+        self.prepare_at = Some(Instant::now() + PREPARE_AFTER);
     }
 
     fn look_at(&mut self, due: Instant) {
@@ -678,18 +715,27 @@ impl Desk {
             self.commands.remove(&handle);
             return;
         }
-        let kept = command.kept.clone();
+        let pipes = command.pipes.clone();
         match phase {
             Phase::Starting => {
                 // The helper died before it had made a process for the command, as far as can be known.
-                self.tell(&FromKeeper::Spawned { handle, pid: 0 }, kept);
-                self.tell(&FromKeeper::Exited { handle, status: None, empty: true }, Vec::new());
+                self.tell(&FromKeeper::Spawned { handle, pid: 0, helper: 0 }, pipes);
+                self.tell(&FromKeeper::Exited { handle, status: None, empty: true, told: false }, Vec::new());
             }
-            Phase::Running => self.tell(&FromKeeper::Exited { handle, status, empty: true }, Vec::new()),
-            Phase::Leftovers => self.tell(&FromKeeper::Empty { handle }, Vec::new()),
+            Phase::Running => {
+                self.tell(&FromKeeper::Exited { handle, status, empty: true, told: false }, Vec::new());
+            }
+            Phase::Leftovers => self.tell(&FromKeeper::Empty { handle, told: false }, Vec::new()),
             Phase::Empty => {}
         }
         self.answer_owed(handle, &[]);
+        self.forget_if_released(handle);
+    }
+
+    fn forget_if_released(&mut self, handle: ProcessHandle) {
+        if self.commands.get(&handle).is_some_and(|command| command.released && command.phase == Phase::Empty) {
+            self.commands.remove(&handle);
+        }
     }
 
     fn answer_owed(&mut self, handle: ProcessHandle, survivors: &[u32]) {

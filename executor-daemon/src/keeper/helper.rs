@@ -18,6 +18,7 @@ use std::{
 };
 
 use nix::{
+    fcntl::{FcntlArg, fcntl},
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         signal::{SigSet, Signal},
@@ -39,8 +40,6 @@ use crate::ids::ProcessHandle;
 pub(super) const KILL_TIME: Duration = Duration::from_millis(900);
 /// Most ended children taken in one go, before the socket is looked at again.
 pub(super) const MAX_REAPED_AT_ONCE: usize = 256;
-/// Most messages taken in one go.
-const MAX_MESSAGES_AT_ONCE: usize = 16;
 /// From this pass on everything is stopped before it is killed, so that it cannot fork meanwhile.
 const STOP_FROM_PASS: u32 = 3;
 /// From this pass on the helper asks for a real-time priority, so that a bomb cannot outrun it.
@@ -49,6 +48,12 @@ const REAL_TIME_FROM_PASS: u32 = 8;
 const MAX_STOP_ROUNDS: usize = 8;
 /// Most entries in a list for people, and of survivors.
 const MAX_LISTED: usize = 256;
+
+/// What a wait has found.
+struct Ready {
+    message: bool,
+    ended_child: bool,
+}
 
 /// What a helper inherits from the keeper's memory.
 #[derive(Debug)]
@@ -62,6 +67,10 @@ pub(super) struct Context {
 struct Helper<'a> {
     context: &'a Context,
     socket: OwnedFd,
+    /// Where the engine may listen.
+    news: OwnedFd,
+    /// Its name at the keeper.
+    name: u64,
     signals: SignalFd,
     stack: Stack,
     shell: &'a SharedPid,
@@ -88,9 +97,10 @@ struct Ending {
 
 /// Becomes a helper; returns when the keeper is gone and nothing is left, or when the helper cannot work.
 ///
-/// Called right after the fork: everything that the keeper holds is closed here, except for the socket.
-pub(super) fn run(socket: OwnedFd, context: &Context, shell: &SharedPid) -> std::io::Result<()> {
-    let socket = keep_only(socket)?;
+/// Called right after the fork: everything that the keeper holds is closed here, except for these sockets: the keeper's, and
+/// the one where the engine may listen.
+pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, shell: &SharedPid) -> std::io::Result<()> {
+    let [socket, news] = keep_only(sockets)?;
     let _ = nix::sys::prctl::set_name(c"command-helper");
     nix::sys::prctl::set_child_subreaper(true)?;
     // One that its command has stopped goes on when the keeper is gone, and then ends what it has.
@@ -101,30 +111,32 @@ pub(super) fn run(socket: OwnedFd, context: &Context, shell: &SharedPid) -> std:
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    let mut helper =
-        Helper { context, socket, signals, stack, shell, running: None, keeper_gone: false, real_time: false };
-    helper.work();
+    Helper { context, socket, news, name, signals, stack, shell, running: None, keeper_gone: false, real_time: false }
+        .work();
     Ok(())
 }
 
-/// Moves the socket to descriptor 3 and closes all others above 2.
-fn keep_only(socket: OwnedFd) -> std::io::Result<OwnedFd> {
-    use std::os::fd::{FromRawFd, IntoRawFd};
-    let raw = socket.into_raw_fd();
+/// Moves the sockets to descriptors 3 and 4 and closes all others above 2.
+fn keep_only(sockets: [OwnedFd; 2]) -> std::io::Result<[OwnedFd; 2]> {
+    use std::os::fd::FromRawFd;
+    // Above what they are moved to, so that neither move hits the other.
+    let [first, second] = sockets.map(|socket| fcntl(socket, FcntlArg::F_DUPFD_CLOEXEC(5)));
+    let sockets = [first?, second?];
     // SAFETY: whoever owned the descriptors that are replaced or closed here is the keeper's code, which this process never
-    // runs again; the new one at 3 has one owner, which is returned.
+    // runs again; the new ones at 3 and 4 have one owner, which is returned.
     unsafe {
-        if raw != 3 && libc::dup3(raw, 3, libc::O_CLOEXEC) < 0 {
-            return Err(std::io::Error::last_os_error());
+        for (raw, place) in sockets.into_iter().zip(3..) {
+            if libc::dup3(raw, place, libc::O_CLOEXEC) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
         }
-        let kept = OwnedFd::from_raw_fd(3);
-        if libc::syscall(libc::SYS_close_range, 4, libc::c_int::MAX, 0) < 0 {
+        if libc::syscall(libc::SYS_close_range, 5, libc::c_int::MAX, 0) < 0 {
             let open_max = nix::unistd::sysconf(nix::unistd::SysconfVar::OPEN_MAX)?.unwrap_or(1024);
-            for fd in 4..i32::try_from(open_max).unwrap_or(i32::MAX) {
+            for fd in 5..i32::try_from(open_max).unwrap_or(i32::MAX) {
                 libc::close(fd);
             }
         }
-        Ok(kept)
+        Ok([OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)])
     }
 }
 
@@ -147,16 +159,23 @@ impl Helper<'_> {
             if self.keeper_gone && self.running.is_none() {
                 return;
             }
-            self.wait(more);
-            self.receive();
-            while matches!(self.signals.read_signal(), Ok(Some(_))) {}
-            more = self.reap();
+            let ready = self.wait(more);
+            if ready.message {
+                self.receive();
+            }
+            if ready.ended_child {
+                // Several ends are one signal.
+                let _ = self.signals.read_signal();
+            }
+            if ready.ended_child || more {
+                more = self.reap();
+            }
             self.pursue();
         }
     }
 
     /// Waits for a message, an ended child, or the next step of an ending.
-    fn wait(&self, at_once: bool) {
+    fn wait(&self, at_once: bool) -> Ready {
         let due = self.running.as_ref().and_then(|running| running.ending.as_ref()).map(Ending::due);
         let timeout = match due {
             _ if at_once => PollTimeout::ZERO,
@@ -171,22 +190,22 @@ impl Helper<'_> {
         let socket = if self.keeper_gone { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut polled =
             [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), socket)];
-        let polled = if self.keeper_gone { &mut polled[..1] } else { &mut polled[..] };
-        // An interruption is as good as an event: everything is looked at anyway.
-        let _ = poll(polled, timeout);
+        let waited_for = if self.keeper_gone { &mut polled[..1] } else { &mut polled[..] };
+        if poll(waited_for, timeout).is_err() {
+            // No signal interrupts it, so this is no memory: whatever may be there is looked for.
+            return Ready { message: !self.keeper_gone, ended_child: true };
+        }
+        let [ended_child, message] = polled.map(|polled| polled.any().unwrap_or(true));
+        Ready { message: message && !self.keeper_gone, ended_child }
     }
 
+    /// Takes one message; what else waits shows at the next look.
     fn receive(&mut self) {
-        for _ in 0..MAX_MESSAGES_AT_ONCE {
-            if self.keeper_gone {
-                return;
-            }
-            match wire::receive(self.socket.as_fd(), MsgFlags::MSG_DONTWAIT) {
-                Ok(Some(packet)) if packet.cut => self.keeper_gone(),
-                Ok(Some(packet)) => self.message(packet),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Ok(None) | Err(_) => self.keeper_gone(),
-            }
+        match wire::receive(self.socket.as_fd(), MsgFlags::MSG_DONTWAIT) {
+            Ok(Some(packet)) if packet.cut => self.keeper_gone(),
+            Ok(Some(packet)) => self.message(packet),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Ok(None) | Err(_) => self.keeper_gone(),
         }
     }
 
@@ -200,7 +219,9 @@ impl Helper<'_> {
             Ok(ToKeeper::End { handle, grace_ms }) => self.end(handle, Duration::from_millis(grace_ms), 1),
             Ok(ToKeeper::List { handle }) => self.list(handle),
             Ok(
-                ToKeeper::OpenSpill { .. }
+                ToKeeper::KeepFile { .. }
+                | ToKeeper::OpenSpill { .. }
+                | ToKeeper::Listening { .. }
                 | ToKeeper::RemoveSpill { .. }
                 | ToKeeper::Release { .. }
                 | ToKeeper::Ready
@@ -224,7 +245,7 @@ impl Helper<'_> {
         match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, self.context.open_files) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
-                FromKeeper::Spawned { handle, pid: pid.unsigned_abs() }
+                FromKeeper::Spawned { handle, pid: pid.unsigned_abs(), helper: self.name }
             }
             Err(failure) => failed(failure),
         }
@@ -290,9 +311,9 @@ impl Helper<'_> {
         let empty = outcome == Some(Reaped::NoChildren);
         let Some(handle) = self.running.as_ref().map(|running| running.handle) else { return outcome.is_none() };
         if let Some(status) = shell_status {
-            self.send(&FromKeeper::Exited { handle, status: Some(status), empty });
+            self.report(|told| FromKeeper::Exited { handle, status: Some(status), empty, told });
         } else if empty {
-            self.send(&FromKeeper::Empty { handle });
+            self.report(|told| FromKeeper::Empty { handle, told });
         }
         if empty {
             let owed = self.running.take().and_then(|running| running.ending).map_or(0, |ending| ending.owed);
@@ -349,6 +370,14 @@ impl Helper<'_> {
         if let Some(handle) = self.running.as_ref().map(|running| running.handle) {
             self.end(handle, Duration::ZERO, 0);
         }
+    }
+
+    /// Says an end to the engine first, which a caller is waiting behind, then to the keeper.
+    fn report(&self, message: impl Fn(bool) -> FromKeeper) {
+        let said =
+            Frame::encode(&message(true)).and_then(|frame| frame.send(self.news.as_fd(), &[], MsgFlags::MSG_DONTWAIT));
+        // Nobody listens, or not fast enough: the keeper passes it on.
+        self.send(&message(said.is_ok()));
     }
 
     /// Says something to the keeper, which always listens. That it is gone shows on the socket.

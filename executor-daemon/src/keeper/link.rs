@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc,
@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     protocol::{FromKeeper, Identity, SpawnSpec, ToKeeper, VERSION},
-    wire::{self, Packet},
+    wire::{self, Frame, Packet},
 };
 use crate::ids::ProcessHandle;
 
@@ -77,10 +77,6 @@ pub struct Spawned {
     pub stdout: OwnedFd,
     /// Read end of stderr's pipe, non-blocking.
     pub stderr: OwnedFd,
-    /// Stdout's stream file: a sealed memory file of one header page and `ring_bytes`.
-    pub stdout_file: OwnedFd,
-    /// Stderr's stream file.
-    pub stderr_file: OwnedFd,
     /// What happens to it. Closed without [`ProcessEvent::Empty`] only when the keeper is lost.
     pub events: mpsc::UnboundedReceiver<ProcessEvent>,
 }
@@ -181,6 +177,18 @@ impl KeeperLink {
         });
         let entries = answer.await.unwrap_or_default().into_iter();
         entries.map(|entry| Process { pid: entry.pid, command_line: entry.command_line.into() }).collect()
+    }
+
+    /// Has the keeper hold a stream file for as long as the command is not released; at most one for each stream. When this
+    /// returns, it does so whatever becomes of this process.
+    ///
+    /// # Errors
+    /// When the keeper is lost.
+    pub async fn keep_file(&self, handle: ProcessHandle, stream: StreamName, file: BorrowedFd<'_>) -> io::Result<()> {
+        let frame = Frame::encode(&ToKeeper::KeepFile { handle, stream: stream.into() })?;
+        // Past what waits to be sent: nothing there is about a file of this stream.
+        let send = |socket: &OwnedFd| frame.send(socket.as_fd(), &[file], MsgFlags::MSG_DONTWAIT);
+        self.shared().socket.async_io(Interest::WRITABLE, send).await
     }
 
     /// Makes a spill file and returns it, open for writing, with its path in the world of the commands.

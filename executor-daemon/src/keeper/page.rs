@@ -2,8 +2,8 @@
 //! outlives the process that moves them.
 //!
 //! A stream file is a memory file of [`PAGE_BYTES`] + `ring_bytes`, sealed against growing and shrinking (so that a mapping
-//! of it can never fault). The keeper makes it and holds it; the engine's process maps the header and splices the pipe into
-//! the ring. The kernel itself stores the new position through `off_out`, on the way back to user mode, after it has taken
+//! of it can never fault). The engine's process makes it when the first byte is there, has the keeper hold it too, maps the
+//! header and splices the pipe into the ring. The kernel itself stores the new position through `off_out`, on the way back to user mode, after it has taken
 //! the bytes: a kill between the two is not possible, so no byte is lost or doubled.
 #![expect(unsafe_code, reason = "maps shared memory and hands its address to splice")]
 

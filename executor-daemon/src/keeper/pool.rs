@@ -28,6 +28,10 @@ struct Helper {
     pid: i32,
     job: Option<ProcessHandle>,
     shell: SharedPid,
+    /// The engine's end of what this helper tells it.
+    news: Rc<OwnedFd>,
+    news_given: bool,
+    listened_to: bool,
 }
 
 /// All helpers.
@@ -80,20 +84,23 @@ impl Pool {
 
     fn make(&mut self, epoll: &Epoll) -> io::Result<u64> {
         let (ours, theirs) = wire::pair()?;
+        let (news, told) = wire::pair()?;
+        let token = self.next_token;
         let shell = SharedPid::new()?;
         // SAFETY: this process has one thread, so the child may go on as an ordinary program.
         match unsafe { fork() }? {
             ForkResult::Child => {
-                let code = i32::from(helper::run(theirs, &self.context, &shell).is_err());
+                let code = i32::from(helper::run([theirs, told], token, &self.context, &shell).is_err());
                 // SAFETY: ends this process at once: the keeper's destructors and exit handlers are not the helper's.
                 unsafe { libc::_exit(code) }
             }
             ForkResult::Parent { child } => {
-                let token = self.next_token;
                 self.next_token += 1;
                 self.unreaped.insert(child.as_raw(), token);
                 let channel = Channel::register(epoll, ours, token)?;
-                self.helpers.insert(token, Helper { channel, pid: child.as_raw(), job: None, shell });
+                let (pid, news) = (child.as_raw(), Rc::new(news));
+                let helper = Helper { channel, pid, job: None, shell, news, news_given: false, listened_to: false };
+                self.helpers.insert(token, helper);
                 Ok(token)
             }
         }
@@ -141,6 +148,32 @@ impl Pool {
         self.helpers.get(&token).map_or(Received::Nothing, |helper| helper.channel.receive())
     }
 
+    /// The socket on which an engine hears a helper's news, once for each engine.
+    pub(super) fn give_news(&mut self, token: u64) -> Option<Rc<OwnedFd>> {
+        let helper = self.helpers.get_mut(&token).filter(|helper| !helper.news_given)?;
+        helper.news_given = true;
+        Some(Rc::clone(&helper.news))
+    }
+
+    /// The engine hears a helper's news.
+    pub(super) fn listened_to(&mut self, token: u64) {
+        if let Some(helper) = self.helpers.get_mut(&token) {
+            helper.listened_to = true;
+        }
+    }
+
+    /// Whether the engine hears a helper's news.
+    pub(super) fn is_listened_to(&self, token: u64) -> bool {
+        self.helpers.get(&token).is_some_and(|helper| helper.listened_to)
+    }
+
+    /// The engine is gone; the next one has to be given the news again.
+    pub(super) fn forget_listener(&mut self) {
+        for helper in self.helpers.values_mut() {
+            (helper.news_given, helper.listened_to) = (false, false);
+        }
+    }
+
     /// A helper has nothing left of its command and waits for the next one.
     pub(super) fn idle(&mut self, epoll: &Epoll, token: u64) {
         if self.idle.len() >= MAX_IDLE {
@@ -164,7 +197,7 @@ impl Pool {
     /// Forgets a helper whose channel is closed.
     pub(super) fn remove(&mut self, epoll: &Epoll, token: u64) -> Option<Lost> {
         self.idle.retain(|idle| *idle != token);
-        let Helper { channel, pid, job, shell } = self.helpers.remove(&token)?;
+        let Helper { channel, pid, job, shell, .. } = self.helpers.remove(&token)?;
         channel.close(epoll);
         Some(Lost { pid, job, shell: shell.word().load(Ordering::Acquire) })
     }

@@ -45,8 +45,6 @@ pub struct SpawnSpec {
     pub environment: Vec<Vec<u8>>,
     /// Absolute.
     pub workdir: Vec<u8>,
-    /// Bytes of each stream file's ring; see `crate::output`.
-    pub ring_bytes: u64,
     /// Whether a descriptor for the command's stdin is passed; else it is `/dev/null`.
     pub stdin: bool,
     /// Whether a descriptor is passed that becomes the command's descriptor 3 (a script too long for an argument).
@@ -102,6 +100,14 @@ pub enum ToKeeper {
         /// Which.
         handle: ProcessHandle,
     },
+    /// Hold this stream file (the descriptor) with the command: the bytes of this stream go into it from now on, and shall
+    /// outlive the engine's process. At most once for each stream.
+    KeepFile {
+        /// Of which command.
+        handle: ProcessHandle,
+        /// Of which stream.
+        stream: Stream,
+    },
     /// Make a spill file, owned and readable as the identity of the command demands. Answered by
     /// [`FromKeeper::SpillOpened`] or [`FromKeeper::SpillFailed`].
     OpenSpill {
@@ -117,8 +123,13 @@ pub enum ToKeeper {
         /// Its path.
         path: PathBuf,
     },
-    /// Everything of this command has been taken; the keeper may close its pipes and stream files. What still lives of it is
-    /// the keeper's to reap. Only sent after [`FromKeeper::Empty`].
+    /// The engine hears this helper's news itself from now on. The keeper need not pass on what the helper has told.
+    Listening {
+        /// Which, as [`FromKeeper::Spawned`] named it.
+        helper: u64,
+    },
+    /// Everything of this command has been taken; the keeper may close its pipes and stream files. Only sent after the news
+    /// that nothing of it is alive, which may reach the engine before the keeper.
     Release {
         /// Which.
         handle: ProcessHandle,
@@ -145,12 +156,15 @@ pub enum FromKeeper {
         /// What main handed over for the server, postcard-encoded.
         server_settings: Vec<u8>,
     },
-    /// Started. Descriptors: stdout's read end, stderr's read end, stdout's stream file, stderr's stream file.
+    /// Started. Descriptors: stdout's read end, stderr's read end and, the first time that the engine meets this helper, the
+    /// socket of its news: the ends of its commands, as they would come from the keeper.
     Spawned {
         /// Which.
         handle: ProcessHandle,
         /// The shell's pid.
         pid: u32,
+        /// The helper that is its parent. 0: none any more.
+        helper: u64,
     },
     /// Not started; nothing ran.
     SpawnFailed {
@@ -169,11 +183,15 @@ pub enum FromKeeper {
         status: Option<i32>,
         /// Nothing else of the command is alive either; no [`FromKeeper::Empty`] follows.
         empty: bool,
+        /// The helper has said it to the engine, too.
+        told: bool,
     },
     /// Nothing of the command is alive.
     Empty {
         /// Which.
         handle: ProcessHandle,
+        /// The helper has said it to the engine, too.
+        told: bool,
     },
     /// The answer to [`ToKeeper::End`].
     Ended {

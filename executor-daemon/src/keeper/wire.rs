@@ -8,7 +8,7 @@
 use std::{
     fs::File,
     io::{self, IoSlice},
-    mem,
+    mem::{self, MaybeUninit},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
@@ -125,19 +125,20 @@ impl Packet {
 /// `WouldBlock` when `flags` say not to wait and there is none; `InvalidData` for what no peer of ours sends, and for a
 /// message in a file that was lost.
 pub(super) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Packet>> {
-    let mut packet = vec![0; MAX_PACKET_BYTES];
+    // Not cleared before: most packets are a few bytes.
+    let mut buffer = [MaybeUninit::uninit(); MAX_PACKET_BYTES];
     let (bytes, answered, mut fds) = loop {
-        match receive_raw(socket, &mut packet, flags | MsgFlags::MSG_CMSG_CLOEXEC) {
+        match receive_raw(socket, &mut buffer, flags | MsgFlags::MSG_CMSG_CLOEXEC) {
             Ok(received) => break received,
             Err(Errno::EINTR) => {}
             Err(Errno::ECONNRESET) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
     };
-    if bytes == 0 {
+    if bytes.is_empty() {
         return Ok(None);
     }
-    packet.truncate(bytes);
+    let packet = bytes.to_vec();
     let invalid = |problem| Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     if answered.contains(MsgFlags::MSG_TRUNC) {
         return invalid("packet cut");
@@ -151,13 +152,13 @@ pub(super) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Opt
     Ok(Some(Packet { frame: Frame { packet, file }, fds, cut }))
 }
 
-/// `recvmsg`: length, flags, descriptors. By hand, because the wrapper gives none of the descriptors of a packet that has
+/// `recvmsg`: bytes, flags, descriptors. By hand, because the wrapper gives none of the descriptors of a packet that has
 /// lost some, which would then stay open for good.
-fn receive_raw(
+fn receive_raw<'a>(
     socket: BorrowedFd<'_>,
-    packet: &mut [u8],
+    packet: &'a mut [MaybeUninit<u8>],
     flags: MsgFlags,
-) -> Result<(usize, MsgFlags, Vec<OwnedFd>), Errno> {
+) -> Result<(&'a [u8], MsgFlags, Vec<OwnedFd>), Errno> {
     // More than the header's size, and words, so that it is aligned.
     let mut control = [0_u64; 2 + MAX_DESCRIPTORS * size_of::<RawFd>() / size_of::<u64>()];
     let mut slice = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
@@ -184,7 +185,10 @@ fn receive_raw(
         }
     }
     // A length is not negative.
-    Ok((usize::try_from(bytes).unwrap_or(0), MsgFlags::from_bits_truncate(header.msg_flags), fds))
+    let received = &packet[..usize::try_from(bytes).unwrap_or(0)];
+    // SAFETY: the kernel has written so many bytes, of a slice that holds at least as many.
+    let received = unsafe { std::slice::from_raw_parts(received.as_ptr().cast(), received.len()) };
+    Ok((received, MsgFlags::from_bits_truncate(header.msg_flags), fds))
 }
 
 /// A pair of connected sockets, closed on exec.

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::{
     io::unix::{AsyncFd, AsyncFdReadyGuard},
     sync::{Notify, watch},
@@ -20,12 +21,13 @@ use tokio::{
 };
 
 use super::{
-    Progress, SpillOpener, Stream,
+    Progress, Storage, Stream, StreamFiles,
     growth::Growth,
     ring::{Moved, Ring},
     spill::Demand,
     tail,
 };
+use crate::keeper::page::create_stream_file;
 
 /// Bytes moved by one call, so that whoever waits for the ring's gate waits for some 20 µs.
 const STEP_BYTES: u64 = 256 * 1024;
@@ -78,13 +80,13 @@ impl PumpControl {
 /// The task's own state.
 pub(super) struct Pump {
     stream: Arc<Stream>,
-    ring: Arc<Ring>,
+    /// From the first byte on.
+    ring: Option<Arc<Ring>>,
     /// Most bytes that the pipe can have held since it was made.
     pipe_bytes: u64,
     growth: Growth,
     demand: Demand,
-    /// Taken by the spill when it begins.
-    opener: Option<Arc<dyn SpillOpener>>,
+    files: Arc<dyn StreamFiles>,
     /// The request that is being met, and the bytes moved since it was seen.
     request: (u64, u64),
 }
@@ -94,18 +96,13 @@ impl Pump {
     ///
     /// # Errors
     /// When the runtime cannot watch the pipe.
-    pub(super) fn spawn(
-        stream: Arc<Stream>,
-        ring: Arc<Ring>,
-        pipe: OwnedFd,
-        opener: Arc<dyn SpillOpener>,
-    ) -> io::Result<()> {
+    pub(super) fn spawn(stream: Arc<Stream>, pipe: OwnedFd, files: Arc<dyn StreamFiles>) -> io::Result<()> {
         let growth = Growth::of(&pipe)?;
         #[expect(deprecated, reason = "its fault concerns types that do not own their descriptor; an OwnedFd does")]
         let pipe = AsyncFd::new(pipe)?;
         let demand = stream.spill.demand();
         let pipe_bytes = growth.pipe_bytes();
-        task::spawn(Self { stream, ring, pipe_bytes, growth, demand, opener: Some(opener), request: (0, 0) }.run(pipe));
+        task::spawn(Self { stream, ring: None, pipe_bytes, growth, demand, files, request: (0, 0) }.run(pipe));
         Ok(())
     }
 
@@ -120,7 +117,7 @@ impl Pump {
             if asked > self.request.0 {
                 self.request = (asked, 0);
             }
-            match self.step(&pipe) {
+            match self.step(&pipe).await {
                 Ok(Moved::Bytes(moved)) => {
                     self.moved(moved);
                     self.grow_while_flooded(&pipe, moved);
@@ -153,14 +150,32 @@ impl Pump {
         self.stream.control.emptied.send_replace(ALL_REQUESTS);
     }
 
-    fn step(&mut self, pipe: &AsyncFd<OwnedFd>) -> io::Result<Moved> {
-        let tail_from = self.ring.total().saturating_sub(tail::kept_bytes(self.stream.options.tail_bytes));
+    async fn step(&mut self, pipe: &AsyncFd<OwnedFd>) -> io::Result<Moved> {
+        let ring = match &self.ring {
+            Some(ring) => Arc::clone(ring),
+            None => match look(pipe)? {
+                Waiting::Bytes => self.make_ring().await?,
+                Waiting::Nothing => return Ok(Moved::Nothing),
+                Waiting::End => return Ok(Moved::End),
+            },
+        };
+        let tail_from = ring.total().saturating_sub(tail::kept_bytes(self.stream.options.tail_bytes));
         let keep_from = self.demand.needed_from().map_or(tail_from, |from| from.min(tail_from));
-        self.ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+        ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+    }
+
+    async fn make_ring(&mut self) -> io::Result<Arc<Ring>> {
+        let ring_bytes = self.stream.options.ring_bytes;
+        let file = create_stream_file(ring_bytes)?;
+        // Held elsewhere before a byte is in it, so that no byte is only here.
+        self.files.hold(file.as_fd()).await?;
+        let ring = Arc::new(Ring::open(file, ring_bytes)?);
+        *self.stream.storage() = Storage::Ring(Arc::clone(&ring));
+        Ok(Arc::clone(self.ring.insert(ring)))
     }
 
     fn moved(&mut self, moved: u64) {
-        let total = self.ring.total();
+        let total = self.ring.as_ref().map_or(0, |ring| ring.total());
         if total > self.stream.options.tail_bytes && self.stream.spill.begin() {
             self.spill();
         }
@@ -173,10 +188,10 @@ impl Pump {
     }
 
     fn spill(&mut self) {
-        let Some(opener) = self.opener.take() else { return };
-        let (stream, ring) = (Arc::clone(&self.stream), Arc::clone(&self.ring));
+        let Some(ring) = self.ring.clone() else { return };
+        let (stream, files) = (Arc::clone(&self.stream), Arc::clone(&self.files));
         task::spawn(async move {
-            stream.spill.write(ring, stream.subscribe(), &*opener).await;
+            stream.spill.write(ring, stream.subscribe(), &*files).await;
             stream.compact_if_asked();
         });
     }
@@ -217,6 +232,29 @@ impl Pump {
             self.pipe_bytes = self.pipe_bytes.max(bytes);
         }
     }
+}
+
+/// What a pipe holds.
+enum Waiting {
+    Bytes,
+    Nothing,
+    /// And no writer is left.
+    End,
+}
+
+/// Looks without taking anything.
+fn look(pipe: &AsyncFd<OwnedFd>) -> io::Result<Waiting> {
+    let mut polled = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
+    poll(&mut polled, PollTimeout::ZERO)?;
+    let [pipe] = polled;
+    let events = pipe.revents().unwrap_or(PollFlags::empty());
+    Ok(if events.contains(PollFlags::POLLIN) {
+        Waiting::Bytes
+    } else if events.contains(PollFlags::POLLHUP) {
+        Waiting::End
+    } else {
+        Waiting::Nothing
+    })
 }
 
 async fn ready<'p>(

@@ -31,7 +31,7 @@ use executor_proto::types::Spill as SpillFact;
 use nix::fcntl::OFlag;
 use tokio::{sync::watch, task, time};
 
-use super::{Progress, SpillOpener, ring::Ring};
+use super::{Progress, StreamFiles, ring::Ring};
 
 /// Bytes written by one visit to a thread that may block.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -120,9 +120,9 @@ impl Spill {
         &self,
         ring: Arc<Ring>,
         mut progress: watch::Receiver<Progress>,
-        opener: &dyn SpillOpener,
+        files: &dyn StreamFiles,
     ) {
-        if let Err(error) = self.try_write(ring, &mut progress, opener).await {
+        if let Err(error) = self.try_write(ring, &mut progress, files).await {
             tracing::warn!(%error, path = ?self.path(), "a spill is not kept");
             self.give_up();
         }
@@ -132,9 +132,9 @@ impl Spill {
         &self,
         ring: Arc<Ring>,
         progress: &mut watch::Receiver<Progress>,
-        opener: &dyn SpillOpener,
+        files: &dyn StreamFiles,
     ) -> io::Result<()> {
-        let (file, path) = opener.open().await?;
+        let (file, path) = files.spill().await?;
         let file = self.keep(file, path)?;
         let mut written = 0;
         loop {
@@ -164,7 +164,7 @@ impl Spill {
     fn keep(&self, file: OwnedFd, path: PathBuf) -> io::Result<Arc<File>> {
         let file = File::from(file);
         let identity = identity(&file.metadata()?);
-        // The opener is asked once, so this is the first.
+        // The file is asked for once, so this is the first.
         self.made.get_or_init(|| Made { path, identity });
         let file = Arc::new(file);
         *self.file.lock().expect("nobody panics while holding the file") = Some(Arc::clone(&file));

@@ -15,7 +15,6 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::keeper::page::create_stream_file;
 
 const TAIL: u64 = 64_000;
 const MIB: u64 = 1024 * 1024;
@@ -58,8 +57,12 @@ enum Opener {
     Never,
 }
 
-impl SpillOpener for Opener {
-    fn open(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
+impl StreamFiles for Opener {
+    fn hold<'a>(&'a self, _file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
         Box::pin(async move {
             match self {
                 Self::In(dir) => {
@@ -86,10 +89,9 @@ fn spill_in_dir() -> Opener {
 fn start(opener: Opener, tail_bytes: u64, max_spill_bytes: u64) -> (Arc<Stream>, PipeWriter, Arc<Opener>) {
     let (read, write) = io::pipe().unwrap();
     let ring_bytes = ring_bytes(tail_bytes);
-    let file = create_stream_file(ring_bytes).unwrap();
     let options = StreamOptions { name: StreamName::Stdout, tail_bytes, ring_bytes, max_spill_bytes };
     let opener = Arc::new(opener);
-    let stream = Stream::start(read.into(), file, options, Arc::<Opener>::clone(&opener)).unwrap();
+    let stream = Stream::start(read.into(), options, Arc::<Opener>::clone(&opener)).unwrap();
     (stream, write, opener)
 }
 
@@ -467,11 +469,12 @@ async fn a_reader_that_is_cancelled_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compacted_stream_keeps_its_tail_and_nothing_else() {
     let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 64 * MIB);
+    let writer = flood(pipe, 3 * MIB);
+    stream.subscribe().wait_for(|progress| progress.total > 0).await.unwrap();
     let ring: Weak<Ring> = match &*stream.storage() {
         Storage::Ring(ring) => Arc::downgrade(ring),
-        Storage::Tail(..) => panic!("the stream has just begun"),
+        Storage::Tail(..) => panic!("nobody has asked for less"),
     };
-    let writer = flood(pipe, 3 * MIB);
     // Asked for before the end, it happens at the end.
     stream.compact();
     closed(&stream).await;

@@ -27,13 +27,15 @@ struct Arguments {
 fn main() -> anyhow::Result<()> {
     executor_daemon::keeper::enter_if_asked();
     let arguments = Arguments::parse();
-    block_on(async {
+    let body = async move {
         let setup = Setup { timeout_ms: 600_000.0, max_timeout_ms: 600_000.0, ..Setup::default() };
         let world = World::start(Backend::Unix, setup).await?;
         spawns(&world, arguments.pairs).await?;
         flood(&world, arguments.flood).await?;
         world.finish().await
-    })
+    };
+    // A harness calls from a task, not from the thread that waits for the runtime.
+    block_on(async { tokio::spawn(body).await.context("the task of the calls")? })
 }
 
 async fn spawns(world: &World, pairs: usize) -> anyhow::Result<()> {

@@ -31,7 +31,9 @@ fn start_server_main() -> io::Result<ExitCode> {
     let for_the_keeper =
         [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect::<SigSet>();
     for_the_keeper.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let threads = std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 4));
+    // Half of the processors at most: they are for the commands, and each thread that is woken for one step costs more than
+    // the step.
+    let threads = std::thread::available_parallelism().map_or(1, |count| (count.get() / 2).clamp(1, 4));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let code = runtime.block_on(serve_link(link));
     runtime.shutdown_timeout(Duration::from_secs(1));

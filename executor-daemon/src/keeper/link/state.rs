@@ -5,7 +5,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use nix::{
@@ -17,7 +17,7 @@ use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
 };
 
-use super::{ProcessEvent, Spawned, receive};
+use super::{ProcessEvent, Spawned, receive, watched};
 use crate::{
     ids::ProcessHandle,
     keeper::{
@@ -46,7 +46,7 @@ type SpillFile = io::Result<(OwnedFd, PathBuf)>;
 /// Everything that the link's clones and its task have in common.
 #[derive(Debug)]
 pub(super) struct Shared {
-    socket: AsyncFd<OwnedFd>,
+    pub(super) socket: AsyncFd<OwnedFd>,
     state: Mutex<State>,
     /// Something waits to be sent.
     unsent: Notify,
@@ -66,6 +66,8 @@ pub(super) struct State {
     pub(super) listing: Waiting<ProcessHandle, Vec<ProcessEntry>>,
     pub(super) spilling: Waiting<(ProcessHandle, Stream), SpillFile>,
     events: HashMap<ProcessHandle, mpsc::UnboundedSender<ProcessEvent>>,
+    /// Ends that a helper has told before the keeper's word of the start was here, in order.
+    early: HashMap<ProcessHandle, Vec<(ProcessEvent, bool)>>,
     /// The shells of commands that are not known to be empty.
     pub(super) alive: HashMap<ProcessHandle, u32>,
     /// Commands whose starter went away; they are killed, and released when they are empty.
@@ -89,6 +91,7 @@ impl State {
         self.listing.clear();
         self.spilling.clear();
         self.events.clear();
+        self.early.clear();
     }
 }
 
@@ -103,6 +106,7 @@ impl Shared {
             listing: HashMap::new(),
             spilling: HashMap::new(),
             events: HashMap::new(),
+            early: HashMap::new(),
             alive: HashMap::new(),
             abandoned: Vec::new(),
         };
@@ -201,7 +205,7 @@ impl Shared {
         }
     }
 
-    async fn receive_all(&self) -> io::Result<()> {
+    async fn receive_all(self: &Arc<Self>) -> io::Result<()> {
         while let Some(packet) = receive(&self.socket).await? {
             let message = packet.decode()?;
             self.keeper_says(message, packet);
@@ -209,21 +213,21 @@ impl Shared {
         Ok(())
     }
 
-    fn keeper_says(&self, message: FromKeeper, packet: Packet) {
+    fn keeper_says(self: &Arc<Self>, message: FromKeeper, packet: Packet) {
         let mut guard = self.state();
         let state = &mut *guard;
         match message {
-            FromKeeper::Spawned { handle, pid } => self.spawned(state, handle, pid, packet),
+            FromKeeper::Spawned { handle, pid, helper } => self.spawned(state, handle, pid, helper, packet),
             FromKeeper::SpawnFailed { handle, stage, errno } => {
                 if let Some(answer) = state.spawning.remove(&handle) {
                     // Whoever asked may be gone.
                     let _ = answer.send(Err(NotStarted::Failed(stage, errno)));
                 }
             }
-            FromKeeper::Exited { handle, status, empty } => {
+            FromKeeper::Exited { handle, status, empty, told: _ } => {
                 self.event(state, handle, ProcessEvent::Exited { status, empty }, empty);
             }
-            FromKeeper::Empty { handle } => self.event(state, handle, ProcessEvent::Empty, true),
+            FromKeeper::Empty { handle, told: _ } => self.event(state, handle, ProcessEvent::Empty, true),
             FromKeeper::Ended { handle, survivors } => answer(&mut state.ending, handle, survivors),
             FromKeeper::Processes { handle, processes } => answer(&mut state.listing, handle, processes),
             FromKeeper::SpillOpened { handle, stream, path } => {
@@ -249,16 +253,23 @@ impl Shared {
     }
 
     #[expect(clippy::disallowed_methods, reason = "a command has at most two events")]
-    fn spawned(&self, state: &mut State, handle: ProcessHandle, pid: u32, packet: Packet) {
+    fn spawned(self: &Arc<Self>, state: &mut State, handle: ProcessHandle, pid: u32, helper: u64, mut packet: Packet) {
+        if packet.fds.len() == 3
+            && let Some(news) = packet.fds.pop()
+            && let Ok(news) = watched(news, Interest::READABLE)
+        {
+            self.send(state, &ToKeeper::Listening { helper }, Vec::new());
+            tokio::spawn(hear(Arc::clone(self), news));
+        }
         let Some(answer) = state.spawning.remove(&handle) else { return };
         state.alive.insert(handle, pid);
         let cut = packet.cut;
-        let fds: Result<[OwnedFd; 4], _> = packet.into_parts().1.try_into();
+        let fds: Result<[OwnedFd; 2], _> = packet.into_parts().1.try_into();
         let refused = match fds {
-            Ok([stdout, stderr, stdout_file, stderr_file]) => {
+            Ok([stdout, stderr]) => {
                 let (sender, events) = mpsc::unbounded_channel();
                 state.events.insert(handle, sender);
-                let spawned = Spawned { handle, pid, stdout, stderr, stdout_file, stderr_file, events };
+                let spawned = Spawned { handle, pid, stdout, stderr, events };
                 answer.send(Ok(spawned)).is_err()
             }
             // Other commands are not to pay for it: this one alone is ended.
@@ -275,9 +286,15 @@ impl Shared {
             // Its answer is nobody's, but has to be taken in its turn.
             state.ending.entry(handle).or_default().push_back(oneshot::channel().0);
         }
+        for (event, last) in state.early.remove(&handle).unwrap_or_default() {
+            self.event(state, handle, event, last);
+        }
     }
 
     fn event(&self, state: &mut State, handle: ProcessHandle, event: ProcessEvent, last: bool) {
+        if state.spawning.contains_key(&handle) {
+            return state.early.entry(handle).or_default().push((event, last));
+        }
         if let Some(events) = state.events.get(&handle) {
             // Whoever listened may have lost interest.
             let _ = events.send(event);
@@ -305,8 +322,18 @@ fn answer<K: Eq + std::hash::Hash, T>(waiting: &mut Waiting<K, T>, key: K, value
     }
 }
 
+/// Takes what a helper says of the ends of its commands, until the helper is gone. Should it end earlier, the helper notices
+/// with its next news, and the keeper passes them on.
+async fn hear(shared: Arc<Shared>, news: AsyncFd<OwnedFd>) {
+    while let Ok(Some(packet)) = receive(&news).await {
+        if let Ok(message @ (FromKeeper::Exited { .. } | FromKeeper::Empty { .. })) = packet.decode() {
+            shared.keeper_says(message, packet);
+        }
+    }
+}
+
 /// Receives and sends until the keeper is lost or the link is dropped.
-pub(super) async fn drive(shared: std::sync::Arc<Shared>) {
+pub(super) async fn drive(shared: Arc<Shared>) {
     tokio::select! {
         _ = shared.receive_all() => {}
         _ = shared.send_unsent() => {}
