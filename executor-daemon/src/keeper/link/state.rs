@@ -54,6 +54,14 @@ pub(super) struct Shared {
     pub(super) lost: watch::Sender<bool>,
 }
 
+/// Where the events of one command go.
+#[derive(Debug)]
+struct Events {
+    sender: mpsc::UnboundedSender<ProcessEvent>,
+    /// Its exit was sent: the helper and the keeper may both tell it.
+    exited: bool,
+}
+
 /// Who waits for what.
 #[derive(Debug)]
 pub(super) struct State {
@@ -65,7 +73,7 @@ pub(super) struct State {
     pub(super) ending: Waiting<ProcessHandle, Vec<u32>>,
     pub(super) listing: Waiting<ProcessHandle, Vec<ProcessEntry>>,
     pub(super) spilling: Waiting<(ProcessHandle, Stream), SpillFile>,
-    events: HashMap<ProcessHandle, mpsc::UnboundedSender<ProcessEvent>>,
+    events: HashMap<ProcessHandle, Events>,
     /// Ends that a helper has told before the keeper's word of the start was here, in order.
     early: HashMap<ProcessHandle, Vec<(ProcessEvent, bool)>>,
     /// The shells of commands that are not known to be empty.
@@ -268,7 +276,7 @@ impl Shared {
         let refused = match fds {
             Ok([stdout, stderr]) => {
                 let (sender, events) = mpsc::unbounded_channel();
-                state.events.insert(handle, sender);
+                state.events.insert(handle, Events { sender, exited: false });
                 let spawned = Spawned { handle, pid, stdout, stderr, events };
                 answer.send(Ok(spawned)).is_err()
             }
@@ -295,9 +303,13 @@ impl Shared {
         if state.spawning.contains_key(&handle) {
             return state.early.entry(handle).or_default().push((event, last));
         }
-        if let Some(events) = state.events.get(&handle) {
-            // Whoever listened may have lost interest.
-            let _ = events.send(event);
+        if let Some(events) = state.events.get_mut(&handle) {
+            let exit = matches!(event, ProcessEvent::Exited { .. });
+            if !(exit && events.exited) {
+                events.exited |= exit;
+                // Whoever listened may have lost interest.
+                let _ = events.sender.send(event);
+            }
         }
         if last {
             state.events.remove(&handle);
