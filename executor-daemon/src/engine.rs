@@ -27,7 +27,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use crate::{
     config::Settings,
     ids::{Caller, TenantId},
-    keeper::link::KeeperLink,
+    keeper::link::{Carried, KeeperLink},
     limits::{HostLimits, Limits},
     output::{self, ReadUntil},
 };
@@ -92,6 +92,15 @@ impl Engine {
     /// # Errors
     /// When the state directory cannot be made or read.
     pub async fn start(settings: Settings, keeper: KeeperLink) -> Result<Self, StartError> {
+        Self::take_over(settings, keeper, Vec::new()).await
+    }
+
+    /// As [`Engine::start`], where an engine before has left commands.
+    pub(crate) async fn take_over(
+        settings: Settings,
+        keeper: KeeperLink,
+        carried: Vec<Carried>,
+    ) -> Result<Self, StartError> {
         let path = settings.state_dir.display().to_string();
         let opened = Inner::open(settings, keeper).map_err(|source| StartError { path, source })?;
         let inner = Arc::new(opened);

@@ -121,6 +121,19 @@ impl Limits {
         Ok(CommandPermit { limits: self.clone() })
     }
 
+    /// The room of a command that is alive already: it cannot be refused, and counts.
+    pub(crate) fn command_there(&self) -> CommandPermit {
+        self.lock().commands += 1;
+        CommandPermit { limits: self.clone() }
+    }
+
+    /// The room of a task that runs already.
+    pub(crate) fn task_there(&self, caller: &Caller) -> TaskPermit {
+        let account = (caller.tenant.clone(), caller.owner.clone());
+        *self.lock().tasks.entry(account.clone()).or_default() += 1;
+        TaskPermit { limits: self.clone(), account }
+    }
+
     /// Room for one more running task of this caller's owner.
     pub(crate) fn task(&self, caller: &Caller) -> Result<TaskPermit, ExecutorError> {
         let account = (caller.tenant.clone(), caller.owner.clone());

@@ -119,19 +119,46 @@ impl Stream {
     /// # Errors
     /// When the ring would be too small for the tail, or the runtime cannot watch the pipe.
     pub(crate) fn start(pipe: OwnedFd, options: StreamOptions, files: Arc<dyn StreamFiles>) -> io::Result<Arc<Self>> {
+        let stream = Arc::new(Self::new(options)?);
+        Pump::spawn(Arc::clone(&stream), pipe, files, None, None)?;
+        Ok(stream)
+    }
+
+    /// Goes on with a stream that another process has moved before: from where its file says that it ends, if bytes had come;
+    /// its spill from where that ends.
+    ///
+    /// # Errors
+    /// As [`Stream::start`]; and when the file is not a stream file with a ring of `ring_bytes`.
+    pub(crate) fn take_over(
+        pipe: OwnedFd,
+        file: Option<OwnedFd>,
+        spill: Option<(OwnedFd, PathBuf)>,
+        options: StreamOptions,
+        files: Arc<dyn StreamFiles>,
+    ) -> io::Result<Arc<Self>> {
+        let ring = file.map(|file| Ring::open(file, options.ring_bytes)).transpose()?.map(Arc::new);
+        let stream = Arc::new(Self::new(options)?);
+        if let Some(ring) = &ring {
+            *stream.storage() = Storage::Ring(Arc::clone(ring));
+            stream.progress.send_replace(Progress { total: ring.total(), closed: false });
+        }
+        let written = spill.map(|(file, path)| stream.spill.take_over(file, path)).transpose()?;
+        Pump::spawn(Arc::clone(&stream), pipe, files, ring, written)?;
+        Ok(stream)
+    }
+
+    fn new(options: StreamOptions) -> io::Result<Self> {
         if options.ring_bytes <= tail::kept_bytes(options.tail_bytes) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the ring is too small for the tail"));
         }
-        let stream = Arc::new(Self {
+        Ok(Self {
             storage: Mutex::new(Storage::Tail(0, Bytes::new())),
             progress: watch::Sender::new(Progress::default()),
             spill: Spill::new(options.max_spill_bytes),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
             options,
-        });
-        Pump::spawn(Arc::clone(&stream), pipe, files)?;
-        Ok(stream)
+        })
     }
 
     /// Bytes taken so far.

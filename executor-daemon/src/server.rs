@@ -9,12 +9,7 @@
 
 mod incoming;
 
-use std::{
-    io,
-    os::{fd::OwnedFd, unix::process::parent_id},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io, os::unix::process::parent_id, process::ExitCode, time::Duration};
 
 use executor_proto::FILE_DESCRIPTOR_SET;
 use tokio::{sync::oneshot, time::timeout};
@@ -25,7 +20,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use crate::{
     config::ServerSettings,
     engine::{Engine, StartError},
-    keeper::link::KeeperLink,
+    keeper::link::{Greeted, server::end_with_keeper},
     limits::HostLimits,
     service::{self, auth::Gate, edge::EdgeLayer},
     telemetry,
@@ -64,7 +59,7 @@ enum ServerError {
     #[error(transparent)]
     Engine(#[from] StartError),
     /// A passed socket cannot be served.
-    #[error("listening sockets: {0}")]
+    #[error("the keeper or its sockets: {0}")]
     Listen(#[from] io::Error),
     /// The descriptors of the protocol are not what reflection takes.
     #[error("reflection: {0}")]
@@ -74,17 +69,17 @@ enum ServerError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Serves until the keeper asks for a drain or is lost. `server_settings` is what [`ServerSettings::encode`] made;
-/// `listeners` are the sockets, in the order of the configuration.
+/// Serves until the keeper asks for a drain or is lost, from the moment on that nobody else does. The keeper's settings are
+/// what [`ServerSettings::encode`] made.
 ///
 /// Returns 0 after a drain, 125 when serving could not begin or broke.
-pub async fn main(link: KeeperLink, listeners: Vec<OwnedFd>, server_settings: Vec<u8>) -> ExitCode {
-    let decoded = ServerSettings::decode(&server_settings);
+pub(crate) async fn main(greeted: Greeted) -> ExitCode {
+    let decoded = ServerSettings::decode(&greeted.server_settings);
     let Ok(lines) = telemetry::init(decoded.as_ref().map(|settings| settings.log).unwrap_or_default()) else {
         return ExitCode::from(OWN_FAILURE);
     };
     let served = match decoded {
-        Ok(settings) => serve(link, listeners, settings).await,
+        Ok(settings) => serve(greeted, settings).await,
         Err(error) => Err(error.into()),
     };
     if let Err(error) = &served {
@@ -94,13 +89,18 @@ pub async fn main(link: KeeperLink, listeners: Vec<OwnedFd>, server_settings: Ve
     if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OWN_FAILURE) }
 }
 
-async fn serve(link: KeeperLink, listeners: Vec<OwnedFd>, settings: ServerSettings) -> Result<(), ServerError> {
+async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), ServerError> {
     let ServerSettings { engine: engine_settings, tokens, daemon_uid, log: _ } = settings;
     let heartbeat = Duration::from_millis(engine_settings.heartbeat_ms);
     // The keeper is the parent of this process; every command descends from it.
     let per_kind = usize::try_from(HostLimits::learn().connections_per_kind()).unwrap_or(usize::MAX);
+    let listeners = std::mem::take(&mut greeted.listeners);
     let connections = incoming::incoming(listeners, parent_id(), per_kind)?;
-    let engine = Engine::start(engine_settings, link.clone()).await?;
+    let (reflection_v1, reflection_v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
+    // From here on nothing is left to go wrong that another server would do better.
+    let (link, carried) = greeted.take_over().await?;
+    end_with_keeper(&link);
+    let engine = Engine::take_over(engine_settings, link.clone(), carried).await?;
 
     let calls = TaskTracker::new();
     let edge = EdgeLayer::new(Gate::new(daemon_uid, tokens));
@@ -119,8 +119,8 @@ async fn serve(link: KeeperLink, listeners: Vec<OwnedFd>, settings: ServerSettin
         .add_service(tonic_health::pb::health_server::HealthServer::new(
             tonic_health::server::HealthService::from_health_reporter(health.clone()),
         ))
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
+        .add_service(reflection_v1)
+        .add_service(reflection_v1alpha)
         .add_service(executor)
         .serve_with_incoming_shutdown(connections, async {
             // An error is the sender's end, which closes too.

@@ -38,7 +38,7 @@ async fn event(spawned: &mut Spawned) -> ProcessEvent {
 }
 
 async fn start(link: &KeeperLink, command: &str) -> Spawned {
-    link.spawn(spec(command, 0), None, None).await.expect("starts")
+    link.spawn(link.new_handle(), spec(command, 0), None, None).await.expect("starts")
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn only_what_needs_descriptors_fails_when_they_run_out() {
     // Room for one of a command's two descriptors; then for none.
     for room in [1, 0] {
         setrlimit(Resource::RLIMIT_NOFILE, free + room, hard).expect("lowered");
-        let refused = link.spawn(spec("exec sleep 600", 0), None, None).await.expect_err("no room");
+        let refused = link.spawn(link.new_handle(), spec("exec sleep 600", 0), None, None).await.expect_err("no room");
         assert!(
             matches!(&refused, ExecutorError::Internal { problem } if problem.contains("open files")),
             "{refused:?}"
@@ -66,7 +66,7 @@ async fn only_what_needs_descriptors_fails_when_they_run_out() {
     let refused = link.open_spill(bystander.handle, StreamName::Stdout, "a".to_owned()).await.expect_err("no room");
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     // So long that it needs a descriptor to be said.
-    let refused = link.spawn(spec("true", 100_000), None, None).await.expect_err("no room");
+    let refused = link.spawn(link.new_handle(), spec("true", 100_000), None, None).await.expect_err("no room");
     assert!(matches!(refused, ExecutorError::Spawn { errno: libc::EMFILE, .. }), "{refused:?}");
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("raised");
 

@@ -48,7 +48,7 @@ impl Keeper {
     }
 
     async fn spawn(&self, command: &str) -> Command {
-        let spawned = self.link.spawn(spec(command), None, None).await.expect("starts");
+        let spawned = self.link.spawn(self.link.new_handle(), spec(command), None, None).await.expect("starts");
         Command { spawned, keeper: self.link.clone() }
     }
 
@@ -201,7 +201,7 @@ async fn output_goes_through_the_pipe_into_the_stream_file() {
 }
 
 async fn failure(keeper: &Keeper, spec: SpawnSpec) -> (SpawnStage, i32, Option<Vec<u8>>) {
-    match keeper.link.spawn(spec, None, None).await {
+    match keeper.link.spawn(keeper.link.new_handle(), spec, None, None).await {
         Err(ExecutorError::Spawn { stage, errno, path }) => (stage, errno, path.map(|path| path.to_vec())),
         other => panic!("unexpected {other:?}"),
     }
@@ -236,7 +236,7 @@ async fn a_failed_start_names_stage_errno_and_workdir() {
         assert_eq!(failure(&keeper, programs(&candidates)).await, (SpawnStage::Exec, errno, None), "{candidates:?}");
     }
     let found = programs(&[&file, "/nowhere/bash", "/bin/bash"]);
-    keeper.link.spawn(found, None, None).await.expect("the first that can be executed is");
+    keeper.link.spawn(keeper.link.new_handle(), found, None, None).await.expect("the first that can be executed is");
     let unknown = SpawnSpec { identity: 1, ..spec("true") };
     assert_eq!(failure(&keeper, unknown).await, (SpawnStage::Prepare, libc::EPERM, None));
     let with_nul = SpawnSpec { workdir: b"/\0".to_vec(), ..spec("true") };
@@ -289,7 +289,7 @@ async fn stdin_and_script_arrive_at_their_descriptors() {
     };
     let spec = SpawnSpec { stdin: true, script: true, ..spec("cat; cat <&3; echo $(ls /proc/self/fd)") };
     let (stdin, script) = (file("in", "from stdin\n"), file("script", "from three\n"));
-    let spawned = keeper.link.spawn(spec, Some(stdin), Some(script)).await.expect("starts");
+    let spawned = keeper.link.spawn(keeper.link.new_handle(), spec, Some(stdin), Some(script)).await.expect("starts");
     let mut command = Command { spawned, keeper: keeper.link.clone() };
     command.status().await;
     assert_eq!(command.stdout(), "from stdin\nfrom three\n0 1 2 3 4\n");
@@ -301,7 +301,7 @@ async fn a_large_environment_arrives() {
     let mut large = spec("echo ${#A} ${#L}");
     large.environment.push([b"A=".to_vec(), vec![b'x'; 100_000]].concat());
     large.environment.push([b"L=".to_vec(), vec![b'y'; 131_069]].concat());
-    let spawned = keeper.link.spawn(large.clone(), None, None).await.expect("starts");
+    let spawned = keeper.link.spawn(keeper.link.new_handle(), large.clone(), None, None).await.expect("starts");
     let mut command = Command { spawned, keeper: keeper.link.clone() };
     command.status().await;
     assert_eq!(command.stdout(), "100000 131069\n");
@@ -512,7 +512,7 @@ async fn a_stopped_idle_helper_does_not_hold_up_the_next_command() {
     let script = "until [ -s \"$0\" ]; do sleep 0.01; done; kill -STOP $(cat \"$0\"); echo stopped; sleep 100";
     let mut stopper = spec(script);
     stopper.arguments.push(file.as_os_str().as_encoded_bytes().to_vec());
-    let spawned = keeper.link.spawn(stopper, None, None).await.expect("starts");
+    let spawned = keeper.link.spawn(keeper.link.new_handle(), stopper, None, None).await.expect("starts");
     let stopper = Command { spawned, keeper: keeper.link.clone() };
     let (helper, _) = keeper.run("echo $PPID").await;
     fs::write(&file, &helper).expect("written");
@@ -540,7 +540,7 @@ async fn stopped_helpers_do_not_survive_the_keeper() {
     let mut killer = spec(killer);
     killer.arguments[2].splice(0..0, *b"sleep 0.1; ");
     killer.arguments.push(file.as_os_str().as_encoded_bytes().to_vec());
-    let shell = keeper.link.spawn(killer, None, None).await.expect("starts").pid;
+    let shell = keeper.link.spawn(keeper.link.new_handle(), killer, None, None).await.expect("starts").pid;
     eventually("it kills the keeper", || file.exists()).await;
     let pid = numbers(&fs::read_to_string(&file).expect("read"))[0];
     eventually("everything is gone", || ![shell, pid].iter().any(|pid| alive(*pid))).await;
@@ -562,7 +562,10 @@ async fn a_hundred_at_once_and_no_trace_of_them() {
     for n in 0..100 {
         let link = keeper.link.clone();
         tasks.spawn(async move {
-            let spawned = link.spawn(spec(&format!("echo {n}; exit {}", n % 50)), None, None).await.expect("starts");
+            let spawned = link
+                .spawn(link.new_handle(), spec(&format!("echo {n}; exit {}", n % 50)), None, None)
+                .await
+                .expect("starts");
             let mut command = Command { spawned, keeper: link.clone() };
             assert_eq!(command.status().await, exited(n % 50));
             assert_eq!(command.stdout(), format!("{n}\n"));
@@ -622,13 +625,13 @@ async fn nothing_survives_a_killed_keeper() {
     let killer = "until [ -e \"$0\" ]; do sleep 0.01; done; kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)";
     let mut killer = spec(&format!("{killer}; sleep 100"));
     killer.arguments.push(told.as_os_str().as_encoded_bytes().to_vec());
-    let killer = keeper.link.spawn(killer, None, None).await.expect("starts").pid;
+    let killer = keeper.link.spawn(keeper.link.new_handle(), killer, None, None).await.expect("starts").pid;
     fs::write(&told, "").expect("written");
     let event = tokio::time::timeout(LIMIT, command.spawned.events.recv()).await.expect("told in time");
     assert_eq!(event, None, "a lost keeper reports nothing");
     keeper.link.drain_requested().await;
     assert_eq!(command.end(GRACE).await, [shell], "without a keeper there is no proof");
-    keeper.link.spawn(spec("true"), None, None).await.expect_err("nobody can start it");
+    keeper.link.spawn(keeper.link.new_handle(), spec("true"), None, None).await.expect_err("nobody can start it");
     let gone = [shell, pid, killer];
     eventually("everything is gone", || !gone.iter().any(|pid| alive(*pid))).await;
 }
@@ -638,7 +641,7 @@ async fn a_start_that_is_given_up_leaves_nothing() {
     let keeper = Keeper::start().await;
     let mark = keeper.directory.path().join("mark").display().to_string();
     for _ in 0..20 {
-        let start = keeper.link.spawn(spec(&format!("exec -a {mark} sleep 100")), None, None);
+        let start = keeper.link.spawn(keeper.link.new_handle(), spec(&format!("exec -a {mark} sleep 100")), None, None);
         // Polled once, which asks, and given up.
         assert!(start.now_or_never().is_none());
     }
@@ -702,7 +705,8 @@ fn a_start_costs_little_more_than_a_bare_one() {
             bare.push(started.elapsed());
             let started = Instant::now();
             runtime.block_on(async {
-                let spawned = keeper.link.spawn(spec(command), None, None).await.expect("starts");
+                let spawned =
+                    keeper.link.spawn(keeper.link.new_handle(), spec(command), None, None).await.expect("starts");
                 let mut command = Command { spawned, keeper: keeper.link.clone() };
                 command.status().await;
                 keeper.link.release(command.handle());

@@ -141,7 +141,7 @@ impl Start {
     async fn spawn(&self, engine: &Inner) -> Result<Spawned, ExecutorError> {
         let stdin = self.prepared.stdin_file()?;
         let script = self.prepared.script_file()?;
-        engine.keeper.spawn(self.prepared.spawn.clone(), stdin, script).await
+        engine.keeper.spawn(engine.keeper.new_handle(), self.prepared.spawn.clone(), stdin, script).await
     }
 }
 

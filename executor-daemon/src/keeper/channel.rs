@@ -44,6 +44,14 @@ impl Channel {
         Ok(Self { socket, token, waiting: VecDeque::new() })
     }
 
+    /// Is known by another token from now on.
+    pub(super) fn rename(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        self.token = token;
+        let waiting = if self.waiting.is_empty() { EpollFlags::empty() } else { EpollFlags::EPOLLOUT };
+        epoll.modify(&self.socket, &mut EpollEvent::new(EpollFlags::EPOLLIN | waiting, token))?;
+        Ok(())
+    }
+
     /// Sends, or keeps for later.
     ///
     /// # Errors

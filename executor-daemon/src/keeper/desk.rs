@@ -13,6 +13,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
+    path::PathBuf,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -31,7 +32,7 @@ use super::{
     channel::{Channel, Received},
     helper::{Context, KILL_TIME, MAX_REAPED_AT_ONCE},
     pool::{Lost, Pool},
-    protocol::{FromKeeper, Identity, SpawnSpec, Stage, Stream, ToKeeper},
+    protocol::{FromKeeper, Identity, Life, SpawnSpec, Stage, Stream, ToKeeper},
     spill::Spills,
     streams::{Streams, StreamsAhead},
     tree::{self, Reaped},
@@ -41,6 +42,8 @@ use crate::ids::ProcessHandle;
 
 const LINK: u64 = 0;
 const SIGNALS: u64 = 1;
+/// An engine that is not the engine yet.
+const NEXT: u64 = 2;
 
 /// Most messages taken from one connection before the others have their turn.
 const MAX_MESSAGES_AT_ONCE: usize = 64;
@@ -62,12 +65,16 @@ const ORPHAN_TIME: Duration = Duration::from_secs(1);
 /// What the loop leaves to its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
+    /// A server could take over.
+    Standby,
     /// The server takes calls.
     Ready,
     /// The server has drained.
     Drained,
-    /// The engine's process is gone or talks nonsense. Everything of it is being killed.
+    /// The engine's process is gone or talks nonsense.
     LinkLost,
+    /// The same of one that could not take over yet.
+    NextLost,
     /// A child that is no helper has ended.
     Child {
         /// Its id.
@@ -98,14 +105,16 @@ struct Command {
     /// Held until the engine releases them: the read ends of its pipes, in the order of their streams.
     pipes: Vec<Rc<OwnedFd>>,
     /// And its stream files.
-    files: Vec<OwnedFd>,
+    files: [Option<Rc<OwnedFd>>; 2],
+    /// And its spill files.
+    spills: [Option<(Rc<OwnedFd>, PathBuf)>; 2],
     owed_ends: u32,
     owed_lists: u32,
     dues: Dues,
     abandoned: bool,
     /// The engine needs nothing more of it.
     released: bool,
-    /// The shell's status, when this process reaped it after the helper's death.
+    /// The shell's status, when it was reaped: by its helper, or by this process after the helper's death.
     status: Option<i32>,
 }
 
@@ -150,6 +159,10 @@ pub(super) struct Desk {
     epoll: Epoll,
     signals: SignalFd,
     link: Option<Channel>,
+    /// An engine that has been greeted.
+    next: Option<Channel>,
+    /// The random name of this keeper's life.
+    name: [u8; 16],
     pool: Pool,
     commands: HashMap<ProcessHandle, Command>,
     next_handle: u64,
@@ -161,6 +174,8 @@ pub(super) struct Desk {
     orphans: VecDeque<Orphan>,
     /// The server, a child that is neither helper nor orphan.
     pub(super) server: Option<i32>,
+    /// The same that is to take over from it.
+    pub(super) next_server: Option<i32>,
     notices: Vec<Notice>,
     reap_more: bool,
     /// When the next command's helper and pipes are made, if nothing else is to be done then.
@@ -181,11 +196,15 @@ impl Desk {
         taken.add(Signal::SIGCHLD);
         let signals = SignalFd::with_flags(&taken, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let mut name = [0; 16];
+        getrandom::fill(&mut name).map_err(|error| io::Error::other(error.to_string()))?;
         epoll.add(&signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
         Ok(Self {
             epoll,
             signals,
             link: None,
+            next: None,
+            name,
             pool: Pool::new(Context { identities, open_files }),
             commands: HashMap::new(),
             next_handle: 1,
@@ -195,14 +214,15 @@ impl Desk {
             due_at: None,
             orphans: VecDeque::new(),
             server: None,
+            next_server: None,
             notices: Vec::new(),
             reap_more: false,
             prepare_at: Some(Instant::now()),
         })
     }
 
-    /// Takes a new engine's end and greets it.
-    pub(super) fn connect(
+    /// Takes a new engine's end and greets it. It says [`Notice::Standby`] when it could take over.
+    pub(super) fn greet(
         &mut self,
         socket: OwnedFd,
         listeners: Vec<(String, Rc<OwnedFd>)>,
@@ -211,15 +231,69 @@ impl Desk {
         let (names, fds) = listeners.into_iter().unzip();
         let hello = FromKeeper::Hello {
             version: super::protocol::VERSION,
-            first_handle: self.next_handle,
+            keeper: self.name,
             identities: self.pool.context().identities.clone(),
             listeners: names,
             server_settings,
         };
-        let mut link = Channel::register(&self.epoll, socket, LINK)?;
-        link.send(&self.epoll, Frame::encode(&hello)?, fds)?;
-        self.link = Some(link);
+        let mut next = Channel::register(&self.epoll, socket, NEXT)?;
+        next.send(&self.epoll, Frame::encode(&hello)?, fds)?;
+        self.next = Some(next);
         Ok(())
+    }
+
+    /// Makes the engine that was greeted last the engine, and hands it everything. Nobody else is the engine any more.
+    pub(super) fn promote(&mut self) -> io::Result<()> {
+        let Some(mut link) = self.next.take() else { return Ok(()) };
+        link.rename(&self.epoll, LINK)?;
+        self.link = Some(link);
+        let mut handles: Vec<_> = self.commands.keys().copied().collect();
+        handles.sort_unstable();
+        let carried = u32::try_from(handles.len()).unwrap_or(u32::MAX);
+        self.tell(&FromKeeper::Go { first_handle: self.next_handle, carried }, Vec::new());
+        for handle in handles {
+            self.carry(handle);
+        }
+        Ok(())
+    }
+
+    fn carry(&mut self, handle: ProcessHandle) {
+        let Some(command) = self.commands.get(&handle) else { return };
+        let life = match command.phase {
+            Phase::Starting | Phase::Running => Life::Running,
+            Phase::Leftovers => Life::Leftovers(command.status),
+            Phase::Empty => Life::Empty(command.status),
+        };
+        let message = FromKeeper::Carried {
+            handle,
+            life,
+            pid: command.shell.unsigned_abs(),
+            helper: command.helper.unwrap_or(0),
+            files: command.files.each_ref().map(Option::is_some),
+            spills: command.spills.each_ref().map(|spill| spill.as_ref().map(|(_, path)| path.clone())),
+        };
+        let files = command.files.iter().flatten().chain(command.spills.iter().flatten().map(|(file, _)| file));
+        let mut fds: Vec<_> = command.pipes.iter().chain(files).map(Rc::clone).collect();
+        fds.extend(command.helper.and_then(|token| self.pool.give_news(token)));
+        self.tell(&message, fds);
+    }
+
+    /// Drops an engine that was greeted and cannot take over.
+    pub(super) fn drop_next(&mut self) {
+        if let Some(next) = self.next.take() {
+            next.close(&self.epoll);
+        }
+    }
+
+    /// The engine is gone. What it had started goes on, for the next one.
+    pub(super) fn detach(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.close(&self.epoll);
+        }
+        self.pool.forget_listener();
+        for command in self.commands.values_mut() {
+            (command.owed_ends, command.owed_lists) = (0, 0);
+        }
     }
 
     /// Tells the engine to drain. False: there is nobody to tell.
@@ -245,24 +319,17 @@ impl Desk {
         self.commands.values().all(|command| command.phase == Phase::Empty)
     }
 
-    /// Drops the engine's end, if there is one still: everything of it is killed.
+    /// Drops the engine's end, if there is one still, and kills everything of it: there will be no other.
     pub(super) fn disconnect(&mut self) {
-        if let Some(link) = self.link.take() {
-            link.close(&self.epoll);
-        }
-        self.pool.forget_listener();
+        self.detach();
         self.kill_everything();
         self.commands.retain(|_, command| command.phase != Phase::Empty);
         for command in self.commands.values_mut() {
             command.abandoned = true;
             command.pipes.clear();
-            command.files.clear();
+            command.files = [None, None];
+            command.spills = [None, None];
         }
-    }
-
-    /// The spill files.
-    pub(super) fn spills(&mut self) -> &mut Spills {
-        &mut self.spills
     }
 
     /// Waits until something happens, at most until `until`, and does it.
@@ -277,6 +344,7 @@ impl Desk {
             let writable = event.events().contains(EpollFlags::EPOLLOUT);
             match event.data() {
                 LINK => self.link_event(writable),
+                NEXT => self.next_event(writable),
                 SIGNALS => self.signal_event(),
                 token => self.helper_event(token, writable),
             }
@@ -342,8 +410,25 @@ impl Desk {
     }
 
     fn lose_link(&mut self) {
-        self.disconnect();
+        if let Some(link) = self.link.take() {
+            link.close(&self.epoll);
+        }
         self.notices.push(Notice::LinkLost);
+    }
+
+    /// One that is greeted has one thing to say.
+    fn next_event(&mut self, writable: bool) {
+        let Some(next) = &mut self.next else { return };
+        let flushed = if writable { next.flush(&self.epoll) } else { Ok(()) };
+        let notice = match (flushed, next.receive()) {
+            (Ok(()), Received::Nothing) => return,
+            (Ok(()), Received::Packet(packet)) if matches!(packet.decode(), Ok(ToKeeper::Standby)) => Notice::Standby,
+            _ => {
+                self.drop_next();
+                Notice::NextLost
+            }
+        };
+        self.notices.push(notice);
     }
 
     fn engine_says(&mut self, message: ToKeeper, packet: Packet) {
@@ -367,14 +452,17 @@ impl Desk {
                 }
                 None => self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new()),
             },
-            ToKeeper::KeepFile { handle, stream: _ } => {
-                if let Some(command) = self.commands.get_mut(&handle).filter(|command| command.files.len() < 2) {
+            ToKeeper::KeepFile { handle, stream } => {
+                if let Some(command) = self.commands.get_mut(&handle) {
                     // None, where too many are open here: then this stream does not outlive the engine's process.
-                    command.files.extend(packet.into_parts().1.into_iter().next());
+                    command.files[stream as usize] = packet.into_parts().1.into_iter().next().map(Rc::new);
                 }
             }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
             ToKeeper::RemoveSpill { path } => self.spills.remove(&path),
+            ToKeeper::SweepSpills { keep } => self.spills.sweep(&keep),
+            // Said before it was the engine.
+            ToKeeper::Standby => {}
             ToKeeper::Listening { helper } => self.pool.listened_to(helper),
             ToKeeper::Release { handle } => {
                 if let Some(command) = self.commands.get_mut(&handle) {
@@ -424,11 +512,10 @@ impl Desk {
         let index = usize::try_from(spec.identity).map_err(|_too_large| refused(Errno::EINVAL))?;
         let identity = self.pool.context().identities.get(index).ok_or(refused(Errno::EPERM))?;
         let (frame, given) = packet.into_parts();
-        // Handles only grow, so that none is ever used twice.
-        if handle.0 < self.next_handle || given.len() != usize::from(spec.stdin) + usize::from(spec.script) {
+        if self.commands.contains_key(&handle) || given.len() != usize::from(spec.stdin) + usize::from(spec.script) {
             return Err(refused(Errno::EINVAL));
         }
-        self.next_handle = handle.0 + 1;
+        self.next_handle = self.next_handle.max(handle.0.saturating_add(1));
         let failed = |stage| move |error: io::Error| (stage, error.raw_os_error().unwrap_or(libc::EIO));
         let streams = self.ahead.take().map_err(failed(Stage::Prepare))?;
         let Streams { read_ends, write_ends } = streams;
@@ -449,7 +536,8 @@ impl Desk {
             shell: 0,
             identity: index,
             pipes,
-            files: Vec::new(),
+            files: [None, None],
+            spills: [None, None],
             owed_ends: 0,
             owed_lists: 0,
             dues: Dues { start: Some(due), ..Dues::default() },
@@ -468,7 +556,11 @@ impl Desk {
         let opened = identity.ok_or(Errno::ESRCH.into()).and_then(|identity| self.spills.open_file(identity, prefix));
         match opened {
             Ok((file, path)) => {
-                self.tell(&FromKeeper::SpillOpened { handle, stream, path }, vec![Rc::new(file)]);
+                let file = Rc::new(file);
+                if let Some(command) = self.commands.get_mut(&handle) {
+                    command.spills[stream as usize] = Some((Rc::clone(&file), path.clone()));
+                }
+                self.tell(&FromKeeper::SpillOpened { handle, stream, path }, vec![file]);
             }
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -504,6 +596,8 @@ impl Desk {
             FromKeeper::SpawnFailed { handle, .. } | FromKeeper::Empty { handle, .. } => (*handle, true),
             FromKeeper::Exited { handle, empty, .. } => (*handle, *empty),
             FromKeeper::Hello { .. }
+            | FromKeeper::Go { .. }
+            | FromKeeper::Carried { .. }
             | FromKeeper::SpillOpened { .. }
             | FromKeeper::SpillFailed { .. }
             | FromKeeper::Drain => return,
@@ -520,7 +614,10 @@ impl Desk {
                 command.dues.start = None;
                 fds.clone_from(&command.pipes);
             }
-            FromKeeper::Exited { told, .. } => (command.phase, wanted) = (Phase::Leftovers, !(*told && heard)),
+            FromKeeper::Exited { told, status, .. } => {
+                (command.phase, command.status) = (Phase::Leftovers, *status);
+                wanted = !(*told && heard);
+            }
             FromKeeper::Empty { told, .. } => wanted = !(*told && heard),
             FromKeeper::Ended { .. } => {
                 take_first(&mut command.dues.ends);
@@ -692,9 +789,10 @@ impl Desk {
         let answer = now >= hunt.answer_at;
         // Until a dead helper is reaped its children are not ours yet.
         let unreaped = hunt.bereaved.iter().any(|lost| self.pool.is_unreaped(lost.pid));
-        let (pool, server) = (&self.pool, self.server);
+        let (pool, servers) = (&self.pool, [self.server, self.next_server]);
         let strangers = tree::direct_children().into_iter();
-        let strangers: Vec<_> = strangers.filter(|pid| !pool.is_unreaped(*pid) && Some(*pid) != server).collect();
+        let strangers: Vec<_> =
+            strangers.filter(|pid| !pool.is_unreaped(*pid) && !servers.contains(&Some(*pid))).collect();
         strangers.iter().for_each(|pid| tree::signal_child(*pid, libc::SIGKILL));
         self.reap_more = true;
         let bereaved: Vec<_> = hunt.bereaved.iter().filter_map(|lost| lost.job).collect();

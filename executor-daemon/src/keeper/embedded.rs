@@ -62,7 +62,7 @@ pub async fn start(options: EmbeddedOptions) -> io::Result<KeeperLink> {
         // Only so that no zombie stays; the link tells of the end.
         let _ = keeper.wait();
     })?;
-    let (link, _, _) = KeeperLink::connect(ours).await?;
+    let (link, _) = KeeperLink::greeted(ours).await?.take_over().await?;
     Ok(link)
 }
 
@@ -79,8 +79,17 @@ fn keep(spill_dir: &std::path::Path) -> io::Result<()> {
     let identities = vec![caller()];
     let spills = Spills::open(spill_dir, &identities)?;
     let mut desk = Desk::open(identities, spills, &[])?;
-    desk.connect(link, Vec::new(), Vec::new())?;
-    while !desk.turn(None)?.contains(&Notice::LinkLost) {}
+    desk.greet(link, Vec::new(), Vec::new())?;
+    'host: loop {
+        for notice in desk.turn(None)? {
+            match notice {
+                Notice::Standby => desk.promote()?,
+                Notice::LinkLost | Notice::NextLost => break 'host,
+                Notice::Ready | Notice::Drained | Notice::Child { .. } | Notice::Signal(_) => {}
+            }
+        }
+    }
+    desk.disconnect();
     let until = Instant::now() + LAST_KILL_LIMIT;
     while !desk.quiet() && Instant::now() < until {
         desk.turn(Some(until))?;

@@ -220,6 +220,8 @@ impl Helper<'_> {
             Ok(ToKeeper::List { handle }) => self.list(handle),
             Ok(
                 ToKeeper::KeepFile { .. }
+                | ToKeeper::Standby
+                | ToKeeper::SweepSpills { .. }
                 | ToKeeper::OpenSpill { .. }
                 | ToKeeper::Listening { .. }
                 | ToKeeper::RemoveSpill { .. }

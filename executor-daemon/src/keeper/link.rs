@@ -31,7 +31,7 @@ use super::{
 };
 use crate::ids::ProcessHandle;
 
-pub(super) mod server;
+pub(crate) mod server;
 mod state;
 use state::{NotStarted, Shared};
 
@@ -47,6 +47,7 @@ pub struct KeeperLink {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
+    keeper: [u8; 16],
     identities: Vec<Identity>,
     task: tokio::task::AbortHandle,
 }
@@ -81,12 +82,34 @@ pub struct Spawned {
     pub events: mpsc::UnboundedReceiver<ProcessEvent>,
 }
 
-/// What a keeper's hello brings: the link, the listening sockets, the server's settings.
-pub(super) type Connected = (KeeperLink, Vec<OwnedFd>, Vec<u8>);
+/// A command of an engine before that was not released.
+#[derive(Debug)]
+pub struct Carried {
+    /// As if it had just been started. What has happened before comes as the first event.
+    pub spawned: Spawned,
+    /// Whether nothing of it is alive.
+    pub empty: bool,
+    /// The stream files of stdout and stderr, where bytes have come.
+    pub files: [Option<OwnedFd>; 2],
+    /// Their spill files, where there are some.
+    pub spills: [Option<(OwnedFd, PathBuf)>; 2],
+}
+
+/// A keeper that has said hello: what can be wrong is tried before the engine takes over.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    socket: AsyncFd<OwnedFd>,
+    keeper: [u8; 16],
+    identities: Vec<Identity>,
+    /// The listening sockets, in the order of the configuration.
+    pub(crate) listeners: Vec<OwnedFd>,
+    /// What main handed over for the server.
+    pub(crate) server_settings: Vec<u8>,
+}
 
 impl KeeperLink {
     /// Waits for the keeper's hello on a new pair.
-    pub(super) async fn connect(socket: OwnedFd) -> io::Result<Connected> {
+    pub(super) async fn greeted(socket: OwnedFd) -> io::Result<Greeted> {
         let socket = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
         let hello = tokio::time::timeout(HELLO_LIMIT, receive(&socket)).await;
         let hello =
@@ -96,18 +119,14 @@ impl KeeperLink {
         if hello.cut {
             return Err(nix::errno::Errno::EMFILE.into());
         }
-        let FromKeeper::Hello { version, first_handle, identities, listeners: _, server_settings } = hello.decode()?
-        else {
+        let FromKeeper::Hello { version, keeper, identities, listeners: _, server_settings } = hello.decode()? else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the keeper does not say hello"));
         };
         if version != VERSION {
             let problem = format!("the keeper speaks version {version} of the link, this program {VERSION}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
         }
-        let shared = Arc::new(Shared::new(socket, first_handle));
-        let task = tokio::spawn(state::drive(shared.clone())).abort_handle();
-        let link = Self { inner: Arc::new(Inner { shared, identities, task }) };
-        Ok((link, hello.fds, server_settings))
+        Ok(Greeted { socket, keeper, identities, listeners: hello.fds, server_settings })
     }
 
     /// Who commands may run as; index 0 is the default.
@@ -116,7 +135,24 @@ impl KeeperLink {
         &self.inner.identities
     }
 
-    /// Starts a command. `stdin` and `script` must be given exactly where the spec says so.
+    /// The random name of the keeper's life: handles mean something within it only.
+    #[must_use]
+    pub fn keeper(&self) -> [u8; 16] {
+        self.inner.keeper
+    }
+
+    /// Removes all spill files but these.
+    pub fn sweep_spills(&self, keep: Vec<PathBuf>) {
+        self.shared().tell(ToKeeper::SweepSpills { keep });
+    }
+
+    /// A name for a command that is to be started, never used before.
+    #[must_use]
+    pub fn new_handle(&self) -> ProcessHandle {
+        self.shared().state().new_handle()
+    }
+
+    /// Starts a command under a name of [`KeeperLink::new_handle`]. `stdin` and `script` must be given exactly where the spec says so.
     ///
     /// Not cancel-safe: the command of a future that is dropped may have run; it is killed then.
     ///
@@ -125,6 +161,7 @@ impl KeeperLink {
     /// is lost, or when this process has too many descriptors open to take the command's: it may have run, and is killed.
     pub async fn spawn(
         &self,
+        handle: ProcessHandle,
         spec: SpawnSpec,
         stdin: Option<OwnedFd>,
         script: Option<OwnedFd>,
@@ -133,7 +170,6 @@ impl KeeperLink {
         let fds = stdin.into_iter().chain(script).collect();
         let answer = self.shared().ask(fds, |state| {
             let (answer, answered) = oneshot::channel();
-            let handle = state.new_handle();
             state.spawning.insert(handle, answer);
             (ToKeeper::Spawn { handle, spec }, answered)
         });
@@ -246,6 +282,31 @@ impl KeeperLink {
 
     fn shared(&self) -> &Shared {
         &self.inner.shared
+    }
+}
+
+impl Greeted {
+    /// Becomes the engine, as soon as nobody else is.
+    pub(crate) async fn take_over(self) -> io::Result<(KeeperLink, Vec<Carried>)> {
+        let Self { socket, keeper, identities, .. } = self;
+        let standby = Frame::encode(&ToKeeper::Standby)?;
+        let send = |socket: &OwnedFd| standby.send(socket.as_fd(), &[], MsgFlags::MSG_DONTWAIT);
+        socket.async_io(Interest::WRITABLE, send).await?;
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper ended before it handed over");
+        // However long it takes: the one before may have to be ended first.
+        let go = receive(&socket).await?.ok_or_else(gone)?;
+        let FromKeeper::Go { first_handle, carried: count } = go.decode()? else {
+            return Err(invalid("the keeper does not hand over"));
+        };
+        let shared = Arc::new(Shared::new(socket, first_handle));
+        let mut carried = Vec::new();
+        for _ in 0..count {
+            let packet = receive(&shared.socket).await?.ok_or_else(gone)?;
+            carried.extend(shared.carried(packet)?);
+        }
+        let task = tokio::spawn(state::drive(shared.clone())).abort_handle();
+        Ok((KeeperLink { inner: Arc::new(Inner { shared, keeper, identities, task }) }, carried))
     }
 }
 

@@ -4,6 +4,10 @@
 //! a packet (a large environment) travels in a memory file that is passed along. The first packet from the keeper is
 //! [`FromKeeper::Hello`]; since a new server may meet an old keeper, it carries the version, and the enums only grow at
 //! their end.
+//!
+//! ```text
+//!   keeper: Hello ─► engine: Standby ─► (the engine before is ended) ─► keeper: Go, Carried… ─► engine: Ready
+//! ```
 
 use std::path::PathBuf;
 
@@ -118,6 +122,14 @@ pub enum ToKeeper {
         /// What its name begins with, e.g. `bash-3.stdout`; the keeper appends something random.
         prefix: String,
     },
+    /// Everything that can be wrong with this engine's process has been tried: it could take over now. Answered by
+    /// [`FromKeeper::Go`] when nobody else is the engine any more.
+    Standby,
+    /// Remove all spill files but these: nobody knows any more whose the others are.
+    SweepSpills {
+        /// As [`FromKeeper::SpillOpened`] or [`FromKeeper::Carried`] named them.
+        keep: Vec<PathBuf>,
+    },
     /// Remove a spill file that [`FromKeeper::SpillOpened`] named.
     RemoveSpill {
         /// Its path.
@@ -147,8 +159,8 @@ pub enum FromKeeper {
     Hello {
         /// [`VERSION`] of the keeper.
         version: u32,
-        /// Handles at or above this one are unused.
-        first_handle: u64,
+        /// The random name of this keeper's life: handles mean something within it only.
+        keeper: [u8; 16],
         /// Who commands may run as; index 0 is the default.
         identities: Vec<Identity>,
         /// Addresses of the listening sockets, as people write them: `unix:/path`, `tcp:127.0.0.1:80`.
@@ -165,6 +177,30 @@ pub enum FromKeeper {
         pid: u32,
         /// The helper that is its parent. 0: none any more.
         helper: u64,
+    },
+    /// The engine's process is the engine now. As many [`FromKeeper::Carried`] follow at once.
+    Go {
+        /// Handles at or above this one are unused.
+        first_handle: u64,
+        /// Commands of the engine before that were not released.
+        carried: u32,
+    },
+    /// A command that an engine before has started. What happens to it from now on comes as for any other. Descriptors:
+    /// stdout's read end, stderr's read end, then those of the stream files and of the spill files that there are, and the
+    /// socket of its helper's news if it has one.
+    Carried {
+        /// Which.
+        handle: ProcessHandle,
+        /// What is known of its life.
+        life: Life,
+        /// The shell's pid. 0: not known, or not started yet.
+        pid: u32,
+        /// The helper that is its parent. 0: none.
+        helper: u64,
+        /// Which of stdout and stderr has a stream file.
+        files: [bool; 2],
+        /// The paths of the spill files of stdout and stderr.
+        spills: [Option<PathBuf>; 2],
     },
     /// Not started; nothing ran.
     SpawnFailed {
@@ -227,6 +263,17 @@ pub enum FromKeeper {
     },
     /// The daemon was told to stop: take no more, end everything, then say [`ToKeeper::Drained`].
     Drain,
+}
+
+/// How far a command has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Life {
+    /// Its shell has not been reaped, or has not even been started.
+    Running,
+    /// Its shell was reaped, with this raw wait status (`None`: it could not be learned), and something else lives.
+    Leftovers(Option<i32>),
+    /// Nothing of it lives; its shell had this status.
+    Empty(Option<i32>),
 }
 
 /// [`SpawnStage`] as it travels here.

@@ -1,7 +1,8 @@
 //! The daemon's keeper: listeners, the server and its restarts, signals, the ready line, the end.
 //!
 //! ```text
-//!   start server ──> running ── lost ──> kill all of it ──> back-off ──> start server
+//!   start server ──> standby ──> running ── lost ──> back-off ──> start server, which takes over what runs
+//!   SIGHUP: start another ──> standby ──> kill the old one ──> the other is running; not in standby in time: the old one stays
 //!   SIGTERM: Drain ──> drained, lost, or out of time ──> kill what is left ──> exit 0
 //! ```
 //! Not here: what the server does, and everything about single commands ([`super::desk`]).
@@ -9,12 +10,19 @@
 use std::{
     fmt, io,
     io::Write,
-    os::{fd::OwnedFd, unix::process::CommandExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
+use nix::{
+    fcntl::{OFlag, open},
+    sys::{signal::Signal, stat::Mode},
+};
 
 use super::{
     KeeperOptions, SERVER_ARGUMENT,
@@ -34,6 +42,8 @@ const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
 /// A server that lived this long did not die at once.
 const LIVED: Duration = Duration::from_secs(10);
+/// How long a server may take until it could take over.
+const STANDBY_LIMIT: Duration = Duration::from_secs(10);
 /// How long the next step waits for what was killed. What is left then (in uninterruptible sleep) goes on being killed.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 /// How long a server whose link is closed may take to exit.
@@ -64,8 +74,14 @@ struct Daemon {
     server_settings: Vec<u8>,
     drain_limit: Duration,
     ready_line: Option<String>,
-    /// While one lives: when it was started.
+    /// While one serves: when it began to.
     started: Option<Instant>,
+    /// While one is on its way to be the server: by when it must be there.
+    next_by: Option<Instant>,
+    /// It is there.
+    standby: bool,
+    /// The program that servers are started from.
+    program: Program,
     back_off: Duration,
     was_ready: bool,
 }
@@ -95,6 +111,9 @@ impl Daemon {
             drain_limit,
             ready_line: Some(ready_line),
             started: None,
+            next_by: None,
+            standby: false,
+            program: Program::open()?,
             back_off: Duration::ZERO,
             was_ready: false,
         })
@@ -102,26 +121,37 @@ impl Daemon {
 
     fn run(mut self) -> io::Result<()> {
         let mut start_at = Instant::now();
-        // While no server lives: the moment from which on the next one need not wait for what is left of the last one.
-        let mut quiet_by = start_at;
         loop {
-            let waits = self.started.is_none();
-            if waits && Instant::now() >= start_at && (self.desk.quiet() || Instant::now() >= quiet_by) {
+            let waits = self.started.is_none() && self.next_by.is_none();
+            if waits && Instant::now() >= start_at {
                 start_at = self.start_server()?;
             }
-            let due = if Instant::now() < start_at { start_at } else { quiet_by };
-            for notice in self.desk.turn(self.started.is_none().then_some(due))? {
+            if self.next_by.is_some_and(|by| !self.standby && by <= Instant::now()) {
+                log(format_args!("the new server was not ready in {STANDBY_LIMIT:?} and is ended"));
+                self.next_by = None;
+                kill(self.desk.next_server);
+            }
+            let waits = self.started.is_none() && self.next_by.is_none();
+            for notice in self.desk.turn(self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at)))? {
                 match notice {
                     Notice::Ready => self.say_ready(),
-                    Notice::Signal(Signal::SIGHUP) => {
-                        log(format_args!("SIGHUP is not supported: restart the daemon to change its configuration"));
-                    }
+                    Notice::Signal(Signal::SIGHUP) => self.replace_server(),
                     Notice::Signal(signal) => return self.stop(signal),
+                    Notice::Standby => {
+                        self.standby = true;
+                        // Nothing of what runs is its alone: the other one takes over all of it.
+                        kill(self.desk.server);
+                        self.promote_if_free()?;
+                    }
                     // Its end was only just reported, or it closed the link: either way it is over with it.
-                    Notice::LinkLost | Notice::Drained => self.kill_server(),
+                    Notice::LinkLost | Notice::Drained => kill(self.desk.server),
+                    Notice::NextLost => kill(self.desk.next_server),
                     Notice::Child { pid, status } if self.desk.server == Some(pid) => {
-                        start_at = self.server_ended(status)?;
-                        quiet_by = Instant::now() + KILL_LIMIT;
+                        start_at = self.server_ended(status);
+                        self.promote_if_free()?;
+                    }
+                    Notice::Child { pid, status } if self.desk.next_server == Some(pid) => {
+                        start_at = self.next_ended(status)?;
                     }
                     Notice::Child { .. } => {}
                 }
@@ -129,20 +159,12 @@ impl Daemon {
         }
     }
 
-    /// Starts the server: this program again, by the file that this process runs, whatever lies at its path now.
+    /// Starts a server.
     ///
     /// Returns when to try again, if it could not be started just now.
     fn start_server(&mut self) -> io::Result<Instant> {
-        // Whose they were is not known to the new server.
-        self.desk.spills().sweep();
-        match spawn_server() {
-            Ok((pid, link)) => {
-                self.desk.server = Some(pid);
-                self.started = Some(Instant::now());
-                let listeners = self.listening.iter().filter_map(Listening::passed_on).collect();
-                self.desk.connect(link, listeners, self.server_settings.clone())?;
-                Ok(Instant::now())
-            }
+        match self.greet_server() {
+            Ok(()) => Ok(Instant::now()),
             Err(error) if self.was_ready => {
                 self.back_off = next_back_off(self.back_off);
                 log(format_args!("cannot start a server ({error}); trying again in {:?}", self.back_off));
@@ -150,6 +172,59 @@ impl Daemon {
             }
             Err(error) => Err(io::Error::new(error.kind(), format!("cannot start the server: {error}"))),
         }
+    }
+
+    fn greet_server(&mut self) -> io::Result<()> {
+        let (pid, link) = self.program.spawn_server()?;
+        self.desk.next_server = Some(pid);
+        (self.next_by, self.standby) = (Some(Instant::now() + STANDBY_LIMIT), false);
+        let listeners = self.listening.iter().filter_map(Listening::passed_on).collect();
+        self.desk.greet(link, listeners, self.server_settings.clone())
+    }
+
+    /// SIGHUP: another server, from the program that lies at this one's path now.
+    fn replace_server(&mut self) {
+        if self.next_by.is_some() {
+            log(format_args!("SIGHUP: a server is being started already"));
+            return;
+        }
+        log(format_args!("SIGHUP: starting a new server"));
+        if let Err(error) = self.program.renew().and_then(|()| self.greet_server()) {
+            log(format_args!("the new server cannot be started ({error}); the old one stays"));
+        }
+    }
+
+    /// Makes the server that stands by the server, once there is no other.
+    fn promote_if_free(&mut self) -> io::Result<()> {
+        if self.standby && self.desk.server.is_none() {
+            self.desk.server = self.desk.next_server.take();
+            (self.started, self.next_by, self.standby) = (Some(Instant::now()), None, false);
+            self.program.keep();
+            self.desk.promote()?;
+        }
+        Ok(())
+    }
+
+    /// One that was to take over has ended before it could. Returns when the next one may be started.
+    ///
+    /// # Errors
+    /// When it was the first one and gave up by itself: it has said why, and would do so again.
+    fn next_ended(&mut self, status: i32) -> io::Result<Instant> {
+        self.desk.next_server = None;
+        self.desk.drop_next();
+        (self.next_by, self.standby) = (None, false);
+        self.program.keep_old();
+        if self.started.is_some() {
+            log(format_args!("the new server {} before it was ready; the old one stays", Ended(status)));
+            return Ok(Instant::now());
+        }
+        if !self.was_ready && libc::WIFEXITED(status) {
+            self.listening.iter().for_each(Listening::remove_file);
+            return Err(io::Error::other(format!("the server {} before it was ready", Ended(status))));
+        }
+        self.back_off = next_back_off(self.back_off);
+        log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
+        Ok(Instant::now() + self.back_off)
     }
 
     fn say_ready(&mut self) {
@@ -163,32 +238,24 @@ impl Daemon {
         }
     }
 
-    fn kill_server(&self) {
-        if let Some(pid) = self.desk.server {
-            tree::signal_child(pid, libc::SIGKILL);
-        }
-    }
-
-    /// Ends what a dead server had started; returns when the next one may be started.
-    ///
-    /// # Errors
-    /// When it was the first one and gave up by itself before it was ready: it has said why, and would do so again.
-    fn server_ended(&mut self, status: i32) -> io::Result<Instant> {
+    /// The server has ended. What it had started goes on. Returns when the next one may be started.
+    fn server_ended(&mut self, status: i32) -> Instant {
         self.desk.server = None;
-        self.desk.disconnect();
+        self.desk.detach();
         let lived = self.started.take().map_or(Duration::ZERO, |started| started.elapsed());
-        if !self.was_ready && libc::WIFEXITED(status) {
-            self.listening.iter().for_each(Listening::remove_file);
-            return Err(io::Error::other(format!("the server {} before it was ready", Ended(status))));
+        if self.standby {
+            return Instant::now();
         }
         self.back_off = if lived >= LIVED { Duration::ZERO } else { next_back_off(self.back_off) };
         log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
-        Ok(Instant::now() + self.back_off)
+        Instant::now() + self.back_off
     }
 
     /// SIGTERM or SIGINT: drain, then end what is left, then exit.
     fn stop(mut self, signal: Signal) -> io::Result<()> {
         log(format_args!("{signal}: draining"));
+        kill(self.desk.next_server);
+        self.desk.drop_next();
         // New clients are refused from here on; a server that still listens closes its own copies.
         self.listening.iter_mut().for_each(Listening::close);
         if self.desk.ask_for_drain() {
@@ -196,7 +263,7 @@ impl Daemon {
             self.wait(self.drain_limit, |desk, notice| match notice {
                 Some(Notice::Drained | Notice::LinkLost | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => true,
                 Some(Notice::Child { pid, .. }) => desk.server == Some(pid),
-                Some(Notice::Ready | Notice::Signal(_)) | None => false,
+                Some(Notice::Ready | Notice::Standby | Notice::NextLost | Notice::Signal(_)) | None => false,
             })?;
         }
         self.desk.kill_everything();
@@ -206,7 +273,7 @@ impl Daemon {
         }
         self.desk.disconnect();
         self.wait(EXIT_LIMIT, |desk, _| desk.server.is_none())?;
-        self.kill_server();
+        kill(self.desk.server);
         self.listening.iter().for_each(Listening::remove_file);
         Ok(())
     }
@@ -235,13 +302,59 @@ fn next_back_off(last: Duration) -> Duration {
     (last * 2).clamp(FIRST_BACK_OFF, LONGEST_BACK_OFF)
 }
 
-/// Starts the server; returns its id and the keeper's end of its link.
-#[expect(clippy::disallowed_methods, reason = "the keeper starts programs")]
-fn spawn_server() -> io::Result<(i32, OwnedFd)> {
-    let (ours, theirs) = wire::pair()?;
-    let mut command = Command::new("/proc/self/exe");
-    let server = command.arg0("executor-daemon").arg(SERVER_ARGUMENT).stdin(theirs).spawn()?;
-    Ok((i32::try_from(server.id()).map_err(io::Error::other)?, ours))
+/// Ends a server that was started here and is not reaped.
+fn kill(server: Option<i32>) {
+    if let Some(pid) = server {
+        tree::signal_child(pid, libc::SIGKILL);
+    }
+}
+
+/// The program that servers are started from: held open, so that it stays the same whatever lies at its path.
+struct Program {
+    path: PathBuf,
+    file: OwnedFd,
+    /// Tried by the server that is being started.
+    newer: Option<OwnedFd>,
+}
+
+impl Program {
+    /// This program, by the file that this process runs.
+    fn open() -> io::Result<Self> {
+        let path = std::env::current_exe()?;
+        Ok(Self { path, file: open_program(Path::new("/proc/self/exe"))?, newer: None })
+    }
+
+    /// Takes what lies at the path now for the next server.
+    fn renew(&mut self) -> io::Result<()> {
+        self.newer = Some(open_program(&self.path)?);
+        Ok(())
+    }
+
+    /// The newer one has proven itself.
+    fn keep(&mut self) {
+        if let Some(newer) = self.newer.take() {
+            self.file = newer;
+        }
+    }
+
+    /// The newer one, if there is one, is not used again.
+    fn keep_old(&mut self) {
+        self.newer = None;
+    }
+
+    /// Starts a server; returns its id and the keeper's end of its link.
+    #[expect(clippy::disallowed_methods, reason = "the keeper starts programs")]
+    fn spawn_server(&self) -> io::Result<(i32, OwnedFd)> {
+        let (ours, theirs) = wire::pair()?;
+        let file = self.newer.as_ref().unwrap_or(&self.file).as_raw_fd();
+        let mut command = Command::new(format!("/proc/self/fd/{file}"));
+        let server = command.arg0("executor-daemon").arg(SERVER_ARGUMENT).stdin(theirs).spawn()?;
+        Ok((i32::try_from(server.id()).map_err(io::Error::other)?, ours))
+    }
+}
+
+fn open_program(path: &Path) -> io::Result<OwnedFd> {
+    Ok(open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?)
 }
 
 /// How a process ended, for people.

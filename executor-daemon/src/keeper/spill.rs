@@ -2,6 +2,7 @@
 //! and writable by none of them (as far as their uid differs from the keeper's).
 
 use std::{
+    collections::HashSet,
     fs, io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -106,12 +107,13 @@ impl Spills {
         }
     }
 
-    /// Removes all spill files: whose they were is not known any more.
-    pub(super) fn sweep(&self) {
+    /// Removes all spill files but these: whose the others were is not known any more.
+    pub(super) fn sweep(&self, keep: &[PathBuf]) {
+        let keep: HashSet<_> = keep.iter().collect();
         for directory in self.all() {
             let Ok(entries) = fs::read_dir(&directory.path) else { continue };
-            for entry in entries.flatten() {
-                self.remove(&entry.path());
+            for path in entries.flatten().map(|entry| entry.path()).filter(|path| !keep.contains(path)) {
+                self.remove(&path);
             }
         }
     }
@@ -216,8 +218,9 @@ mod tests {
         spills.remove(&first);
         assert!(stranger.exists() && victim.exists() && second.exists() && !first.exists());
         symlink(&victim, root.path().join("x.0123456789abcdef")).expect("linked");
-        spills.sweep();
-        assert!(stranger.exists() && victim.exists() && !second.exists());
+        let (_, third) = spills.open_file(&own(false), "bash-2.stdout").expect("made");
+        spills.sweep(std::slice::from_ref(&third));
+        assert!(stranger.exists() && victim.exists() && third.exists() && !second.exists());
     }
 
     #[test]

@@ -92,17 +92,29 @@ pub(super) struct Pump {
 }
 
 impl Pump {
-    /// Starts the task. Inside a tokio runtime.
+    /// Starts the task. Inside a tokio runtime. With a ring it goes on there, and with the bytes that a spill holds already
+    /// the spill does, too.
     ///
     /// # Errors
     /// When the runtime cannot watch the pipe.
-    pub(super) fn spawn(stream: Arc<Stream>, pipe: OwnedFd, files: Arc<dyn StreamFiles>) -> io::Result<()> {
+    pub(super) fn spawn(
+        stream: Arc<Stream>,
+        pipe: OwnedFd,
+        files: Arc<dyn StreamFiles>,
+        ring: Option<Arc<Ring>>,
+        spilled: Option<u64>,
+    ) -> io::Result<()> {
         let growth = Growth::of(&pipe)?;
         #[expect(deprecated, reason = "its fault concerns types that do not own their descriptor; an OwnedFd does")]
         let pipe = AsyncFd::new(pipe)?;
         let demand = stream.spill.demand();
         let pipe_bytes = growth.pipe_bytes();
-        task::spawn(Self { stream, ring: None, pipe_bytes, growth, demand, files, request: (0, 0) }.run(pipe));
+        let pump = Self { stream, ring, pipe_bytes, growth, demand, files, request: (0, 0) };
+        match spilled {
+            Some(from) => pump.spill(from),
+            None => pump.spill_if_needed(),
+        }
+        task::spawn(pump.run(pipe));
         Ok(())
     }
 
@@ -176,9 +188,7 @@ impl Pump {
 
     fn moved(&mut self, moved: u64) {
         let total = self.ring.as_ref().map_or(0, |ring| ring.total());
-        if total > self.stream.options.tail_bytes && self.stream.spill.begin() {
-            self.spill();
-        }
+        self.spill_if_needed();
         self.stream.progress.send_replace(Progress { total, closed: false });
         self.request.1 += moved;
         // All that the pipe can have held at the request has come through, though it is full again.
@@ -187,11 +197,18 @@ impl Pump {
         }
     }
 
-    fn spill(&mut self) {
+    fn spill_if_needed(&self) {
+        let total = self.ring.as_ref().map_or(0, |ring| ring.total());
+        if total > self.stream.options.tail_bytes && self.stream.spill.begin() {
+            self.spill(0);
+        }
+    }
+
+    fn spill(&self, from: u64) {
         let Some(ring) = self.ring.clone() else { return };
         let (stream, files) = (Arc::clone(&self.stream), Arc::clone(&self.files));
         task::spawn(async move {
-            stream.spill.write(ring, stream.subscribe(), &*files).await;
+            stream.spill.write(ring, stream.subscribe(), &*files, from).await;
             stream.compact_if_asked();
         });
     }

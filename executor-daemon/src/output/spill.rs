@@ -115,14 +115,28 @@ impl Spill {
         Demand(self.state.subscribe())
     }
 
-    /// Makes the file and writes the stream into it, up to the cap or the end.
+    /// Goes on with a file that another process has begun; to be continued by [`Spill::write`] from the offset that this
+    /// returns, where it holds everything.
+    ///
+    /// # Errors
+    /// When the file cannot be looked at.
+    pub(super) fn take_over(&self, file: OwnedFd, path: PathBuf) -> io::Result<u64> {
+        let file = self.keep(file, path)?;
+        let written = file.metadata()?.len().min(self.max_bytes);
+        self.state.send_replace(State::Writing(written));
+        Ok(written)
+    }
+
+    /// Makes the file, unless there is one that holds the stream up to `from`, and writes the stream into it, up to the cap or
+    /// the end.
     pub(super) async fn write(
         &self,
         ring: Arc<Ring>,
         mut progress: watch::Receiver<Progress>,
         files: &dyn StreamFiles,
+        from: u64,
     ) {
-        if let Err(error) = self.try_write(ring, &mut progress, files).await {
+        if let Err(error) = self.try_write(ring, &mut progress, files, from).await {
             tracing::warn!(%error, path = ?self.path(), "a spill is not kept");
             self.give_up();
         }
@@ -133,10 +147,16 @@ impl Spill {
         ring: Arc<Ring>,
         progress: &mut watch::Receiver<Progress>,
         files: &dyn StreamFiles,
+        from: u64,
     ) -> io::Result<()> {
-        let (file, path) = files.spill().await?;
-        let file = self.keep(file, path)?;
-        let mut written = 0;
+        let file = match self.file() {
+            Some(file) => file,
+            None => {
+                let (file, path) = files.spill().await?;
+                self.keep(file, path)?
+            }
+        };
+        let mut written = from;
         loop {
             let Progress { total, closed } = *progress.borrow_and_update();
             let goal = total.min(self.max_bytes);

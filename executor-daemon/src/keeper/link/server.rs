@@ -41,12 +41,15 @@ fn start_server_main() -> io::Result<ExitCode> {
 }
 
 async fn serve_link(socket: OwnedFd) -> io::Result<ExitCode> {
-    let (link, listeners, server_settings) = KeeperLink::connect(socket).await?;
-    tokio::spawn(exit_without_keeper(link.watcher()));
-    Ok(crate::server::main(link, listeners, server_settings).await)
+    Ok(crate::server::main(KeeperLink::greeted(socket).await?).await)
 }
 
-/// Without its keeper a server can do nothing, and must not hold the listening sockets of the next daemon.
+/// Ends this process a while after its keeper is lost: without it a server can do nothing, and must not hold the listening
+/// sockets of the next daemon.
+pub(crate) fn end_with_keeper(link: &KeeperLink) {
+    tokio::spawn(exit_without_keeper(link.watcher()));
+}
+
 #[expect(clippy::disallowed_methods, reason = "ends a server that cannot go on and did not end by itself")]
 async fn exit_without_keeper(watcher: Watcher) {
     watcher.lost().await;

@@ -17,11 +17,11 @@ use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
 };
 
-use super::{ProcessEvent, Spawned, receive, watched};
+use super::{Carried, ProcessEvent, Spawned, receive, watched};
 use crate::{
     ids::ProcessHandle,
     keeper::{
-        protocol::{FromKeeper, ProcessEntry, Stage, Stream, ToKeeper},
+        protocol::{FromKeeper, Life, ProcessEntry, Stage, Stream, ToKeeper},
         wire::{Frame, Packet},
     },
 };
@@ -230,6 +230,9 @@ impl Shared {
                 if let Some(answer) = state.spawning.remove(&handle) {
                     // Whoever asked may be gone.
                     let _ = answer.send(Err(NotStarted::Failed(stage, errno)));
+                } else {
+                    // An engine before had asked for it: it is over without ever having been.
+                    self.event(state, handle, ProcessEvent::Exited { status: None, empty: true }, true);
                 }
             }
             FromKeeper::Exited { handle, status, empty, told: _ } => {
@@ -255,8 +258,8 @@ impl Shared {
             FromKeeper::Drain => {
                 self.drain.send_replace(true);
             }
-            // Only ever the first.
-            FromKeeper::Hello { .. } => {}
+            // Only ever the first ones.
+            FromKeeper::Hello { .. } | FromKeeper::Go { .. } | FromKeeper::Carried { .. } => {}
         }
     }
 
@@ -289,14 +292,66 @@ impl Shared {
             Err(_) => return self.lose(state),
         };
         if refused {
-            state.abandoned.push(handle);
-            self.send(state, &ToKeeper::End { handle, grace_ms: 0 }, Vec::new());
-            // Its answer is nobody's, but has to be taken in its turn.
-            state.ending.entry(handle).or_default().push_back(oneshot::channel().0);
+            self.abandon(state, handle);
         }
         for (event, last) in state.early.remove(&handle).unwrap_or_default() {
             self.event(state, handle, event, last);
         }
+    }
+
+    /// Takes a command of an engine before; `None` when descriptors of it were lost, because too many are open here. It is
+    /// killed then.
+    #[expect(clippy::disallowed_methods, reason = "a command has at most two events")]
+    pub(super) fn carried(self: &Arc<Self>, packet: Packet) -> io::Result<Option<Carried>> {
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the keeper does not hand over");
+        let FromKeeper::Carried { handle, life, pid, helper, files, spills } = packet.decode()? else {
+            return Err(invalid());
+        };
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let (sender, events) = mpsc::unbounded_channel();
+        let (first, empty) = match life {
+            Life::Running => (None, false),
+            Life::Leftovers(status) => (Some(status), false),
+            Life::Empty(status) => (Some(status), true),
+        };
+        if let Some(status) = first {
+            // The receiver is here.
+            let _ = sender.send(ProcessEvent::Exited { status, empty });
+        }
+        if !empty {
+            state.alive.insert(handle, pid);
+            state.events.insert(handle, Events { sender, exited: first.is_some() });
+        }
+        let cut = packet.cut;
+        let mut fds = packet.into_parts().1.into_iter();
+        let mut take = |there: bool| if there { fds.next() } else { None };
+        let pipes = (take(true), take(true));
+        let files = files.map(&mut take);
+        let spills = spills.map(|path| path.and_then(|path| Some((take(true)?, path))));
+        if let Some(news) = take(helper != 0)
+            && let Ok(news) = watched(news, Interest::READABLE)
+        {
+            self.send(state, &ToKeeper::Listening { helper }, Vec::new());
+            tokio::spawn(hear(Arc::clone(self), news));
+        }
+        let (Some(stdout), Some(stderr), false) = (pipes.0, pipes.1, cut) else {
+            if empty {
+                self.send(state, &ToKeeper::Release { handle }, Vec::new());
+            } else {
+                self.abandon(state, handle);
+            }
+            return Ok(None);
+        };
+        Ok(Some(Carried { spawned: Spawned { handle, pid, stdout, stderr, events }, empty, files, spills }))
+    }
+
+    /// Ends a command that nobody here can look after.
+    fn abandon(&self, state: &mut State, handle: ProcessHandle) {
+        state.abandoned.push(handle);
+        self.send(state, &ToKeeper::End { handle, grace_ms: 0 }, Vec::new());
+        // Its answer is nobody's, but has to be taken in its turn.
+        state.ending.entry(handle).or_default().push_back(oneshot::channel().0);
     }
 
     fn event(&self, state: &mut State, handle: ProcessHandle, event: ProcessEvent, last: bool) {
