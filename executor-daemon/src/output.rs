@@ -26,7 +26,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -100,6 +100,9 @@ pub(crate) struct Stream {
     spill: Spill,
     control: PumpControl,
     compact: AtomicBool,
+    /// Bytes that are in the pipe and cannot be taken: 0 unless the kernel refuses to move them (no descriptor or memory for
+    /// the ring).
+    refused: AtomicU64,
 }
 
 /// What is in memory.
@@ -157,6 +160,7 @@ impl Stream {
             spill: Spill::new(options.max_spill_bytes),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
             options,
         })
     }
@@ -208,7 +212,14 @@ impl Stream {
 
     /// The stream as it is now. Waits a bounded time (below 1 s) for the spill to be as far. Await both streams at the same
     /// time. Cancel-safe.
+    ///
+    /// Bytes that cannot be taken out of the pipe count as dropped, and everything with them, since the end is what is shown.
     pub(crate) async fn result(&self) -> StreamResult {
+        let refused = self.refused.load(Ordering::Acquire);
+        if refused > 0 {
+            let total = self.total() + refused;
+            return StreamResult { total, tail: Bytes::new(), dropped: total, spill: None };
+        }
         let (start, bytes) = self.last_bytes(0);
         let window = Window { start, bytes: &bytes };
         let tail = window.tail(self.options.tail_bytes);

@@ -146,6 +146,19 @@ impl Drop for SharedPage {
     }
 }
 
+/// Bytes that a pipe holds.
+///
+/// # Errors
+/// What the kernel answers.
+pub fn bytes_waiting(pipe: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int.
+    if unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
 /// Makes a stream file: header page, then a ring of `ring_bytes`, with [`SharedPage::offset`] at the ring's start.
 ///
 /// # Errors

@@ -27,7 +27,7 @@ use super::{
     spill::Demand,
     tail,
 };
-use crate::keeper::page::create_stream_file;
+use crate::keeper::page::{bytes_waiting, create_stream_file};
 
 /// Bytes moved by one call, so that whoever waits for the ring's gate waits for some 20 µs.
 const STEP_BYTES: u64 = 256 * 1024;
@@ -131,6 +131,7 @@ impl Pump {
             }
             match self.step(&pipe).await {
                 Ok(Moved::Bytes(moved)) => {
+                    self.stream.refused.store(0, Ordering::Release);
                     self.moved(moved);
                     self.grow_while_flooded(&pipe, moved);
                     turn += moved;
@@ -149,6 +150,9 @@ impl Pump {
                 Ok(Moved::End) => break,
                 Err(error) => {
                     tracing::error!(%error, stream = self.stream.options.name.as_str(), "output cannot be moved");
+                    // Some at least, or nothing would have been tried.
+                    let waiting = bytes_waiting(pipe.as_fd()).unwrap_or(1).max(1);
+                    self.stream.refused.store(waiting, Ordering::Release);
                     time::sleep(AFTER_ERROR).await;
                 }
             }

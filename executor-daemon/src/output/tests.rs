@@ -55,11 +55,15 @@ enum Opener {
     Refused,
     Full(TempDir),
     Never,
+    /// Nobody holds the stream file.
+    Unheld,
 }
 
 impl StreamFiles for Opener {
     fn hold<'a>(&'a self, _file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
-        Box::pin(async { Ok(()) })
+        Box::pin(
+            async move { if matches!(self, Self::Unheld) { Err(io::ErrorKind::NotConnected.into()) } else { Ok(()) } },
+        )
     }
 
     fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
@@ -70,7 +74,7 @@ impl StreamFiles for Opener {
                     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
                     Ok((file.into(), path))
                 }
-                Self::Refused => Err(io::ErrorKind::StorageFull.into()),
+                Self::Refused | Self::Unheld => Err(io::ErrorKind::StorageFull.into()),
                 Self::Full(dir) => {
                     let path = dir.path().join("spill");
                     File::create(&path)?;
@@ -464,6 +468,16 @@ async fn a_reader_that_is_cancelled_loses_nothing() {
     }
     writer.join().unwrap();
     assert_eq!(gaps(&chunks, 0, 4 * MIB), vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_cannot_be_taken_are_counted_as_dropped() {
+    let (stream, mut pipe, _files) = start(Opener::Unheld, TAIL, 0);
+    pipe.write_all(b"hello").unwrap();
+    drop(pipe);
+    taken(&stream).await;
+    let result = stream.result().await;
+    assert_eq!((result.total, result.tail.as_ref(), result.dropped, result.spill), (5, &b""[..], 5, None));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

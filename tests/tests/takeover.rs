@@ -1,0 +1,167 @@
+//! The server's process is killed while commands run: nothing that they write, how they end, and that their owner is told of
+//! it once, depends on it.
+//!
+//! `TAKEOVER_TASKS` and `TAKEOVER_KILLS` make it longer (`just soak`).
+
+use std::{collections::BTreeMap, fs, time::Duration};
+
+use executor_proto::types::{Exit, StreamName, TaskId, TaskStatus};
+use executor_tests::{Backend, Setup, Stopwatch, World, processes::Found, run, wait_for, wait_until};
+use futures_util::{StreamExt as _, stream};
+
+/// For what has to happen at all; nothing waits this long when all is well.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// From the kill of the server to an answer: the contract's second, three times on a busy machine.
+const ANSWERS_AGAIN: Duration = Duration::from_secs(3);
+
+/// Tasks are asked for this many at a time.
+const AT_ONCE: usize = 16;
+
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn setup() -> Setup {
+    Setup { max_spill_bytes: Some(1 << 20), ..Setup::default() }
+}
+
+/// Kills the process that serves and waits until another one answers.
+async fn replace_server(world: &World) {
+    let daemon = world.daemon().expect("it is a daemon's world");
+    let before: Found = daemon.server();
+    let watch = Stopwatch::start();
+    #[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(before.pid), nix::sys::signal::Signal::SIGKILL)
+        .expect("it was alive");
+    wait_for("the server is dead", LIMIT, || before.is_dead()).await;
+    world.list().await;
+    watch.assert_within("calls answer again", ANSWERS_AGAIN);
+    assert_ne!(daemon.server().pid, before.pid);
+}
+
+/// A task that writes numbered lines, without starting a process for it, until the file `go` is there; then the last one.
+fn counting(lines_per_second: u32) -> String {
+    let pause = 1.0 / f64::from(lines_per_second);
+    format!(
+        "exec 3<>fifo; i=0; until [ -e go ]; do echo \"line $i\"; i=$((i+1)); read -t {pause:.3} -u 3; done; \
+         echo \"end $i\"; exit 7"
+    )
+}
+
+/// That these are the lines 0, 1, 2 … and the end.
+fn assert_counts(id: &TaskId, text: &str) {
+    let lines: Vec<_> = text.lines().collect();
+    let (end, lines) = lines.split_last().unwrap_or_else(|| panic!("{id} wrote nothing"));
+    for (index, line) in lines.iter().enumerate() {
+        assert_eq!(*line, format!("line {index}"), "of {id}");
+    }
+    assert_eq!(*end, format!("end {}", lines.len()), "of {id}");
+    assert!(text.ends_with('\n'));
+}
+
+async fn prepare(world: &World) {
+    let fifo = world.tmp().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
+    assert_eq!(world.bash("pwd").await, format!("{}\n", world.tmp().display()));
+}
+
+#[test]
+fn tasks_bytes_and_notices_survive_the_server() {
+    let (tasks, kills) = (number("TAKEOVER_TASKS", 60), number("TAKEOVER_KILLS", 6));
+    run(Backend::Unix, setup(), async |world| {
+        prepare(world).await;
+        let lines_per_second = u32::try_from(2_000 / tasks).unwrap_or(1).clamp(1, 50);
+        let command = counting(lines_per_second);
+        let starts = stream::iter(0..tasks).map(|_| world.background(&command)).buffer_unordered(AT_ONCE);
+        let ids: Vec<TaskId> = starts.collect().await;
+        for kill in 0..kills {
+            replace_server(world).await;
+            let listed = world.list().await;
+            let running = listed.iter().filter(|task| task.status == TaskStatus::Running).count();
+            assert_eq!(running, tasks, "after {} kills: {listed:?}", kill + 1);
+            // Every stream goes on, and what came before is there.
+            let id = &ids[kill % ids.len()];
+            let before = world.stream(id, StreamName::Stdout, false).await.expect("it can be read").0.len();
+            wait_until("the task writes on", LIMIT, async || {
+                let bytes = world.stream(id, StreamName::Stdout, false).await.expect("it can be read").0;
+                (bytes.len() > before).then_some(())
+            })
+            .await;
+        }
+        fs::write(world.tmp().join("go"), "").expect("written");
+        for id in &ids {
+            let status = world.ended(id, LIMIT).await.expect("it ends");
+            assert_eq!(status, TaskStatus::Ended(Exit::Code(7)), "{id}");
+            let (bytes, closed) = world.stream(id, StreamName::Stdout, true).await.expect("all of it is there");
+            assert!(closed);
+            assert_counts(id, &String::from_utf8(bytes).expect("text"));
+        }
+        wait_for("all notices are here", LIMIT, || world.mailbox().taken().len() >= tasks).await;
+        // Once more, so that what was delivered and not acknowledged would come again.
+        replace_server(world).await;
+        assert_eq!(world.bash("echo and on").await, "and on\n");
+        let mut notices: BTreeMap<String, usize> = BTreeMap::new();
+        for notice in world.mailbox().taken() {
+            *notices.entry(format!("{:?}", notice.task_id)).or_default() += 1;
+        }
+        assert_eq!(notices.len(), tasks);
+        assert!(notices.values().all(|count| *count == 1), "{notices:?}");
+    });
+}
+
+#[test]
+fn a_flood_is_whole_after_kills() {
+    run(Backend::Unix, setup(), async |world| {
+        prepare(world).await;
+        // More than the tail and less than the spill: the whole of it can be read afterwards.
+        let id = world.background("exec 3<>fifo; for i in $(seq 20000); do echo \"number $i of many\"; [ $((i % 50)) = 0 ] && read -t 0.005 -u 3; done; true").await;
+        for _ in 0..5 {
+            replace_server(world).await;
+        }
+        let status = world.ended(&id, LIMIT).await.expect("it ends");
+        assert_eq!(status, TaskStatus::Ended(Exit::Code(0)));
+        let (bytes, closed) = world.stream(&id, StreamName::Stdout, true).await.expect("all of it is there");
+        let expected: String = (1..=20_000).map(|number| format!("number {number} of many\n")).collect();
+        assert!(closed && bytes == expected.as_bytes(), "{} of {} bytes", bytes.len(), expected.len());
+    });
+}
+
+#[test]
+fn what_was_taken_over_can_be_killed_and_read_on() {
+    run(Backend::Unix, setup(), async |world| {
+        prepare(world).await;
+        let id = world
+            .background(&format!("echo first; (setsid env -i {} &); {}", world.sleep(300), world.sleep(301)))
+            .await;
+        let mut seen = String::new();
+        wait_until("it has begun", LIMIT, async || {
+            seen.push_str(&world.output(&id).await);
+            seen.contains("first").then_some(())
+        })
+        .await;
+        replace_server(world).await;
+        let after = world.output(&id).await;
+        assert!(!after.contains("first"), "what was read is not shown again: {after}");
+        let killed = world.kill(&id).await;
+        assert_eq!(killed, format!("killed background task {}", id.0));
+        world.assert_no_survivors("after the kill of a task that was taken over");
+    });
+}
+
+#[test]
+fn a_server_is_replaced_on_request_with_tasks_running() {
+    run(Backend::Unix, setup(), async |world| {
+        prepare(world).await;
+        let id = world.background(&counting(50)).await;
+        let daemon = world.daemon().expect("it is a daemon's world");
+        let before = daemon.server();
+        daemon.signal(nix::sys::signal::Signal::SIGHUP).expect("sent");
+        wait_for("the old server is gone", LIMIT, || before.is_dead()).await;
+        assert_eq!(world.bash("echo new").await, "new\n");
+        fs::write(world.tmp().join("go"), "").expect("written");
+        assert_eq!(world.ended(&id, LIMIT).await.expect("it ends"), TaskStatus::Ended(Exit::Code(7)));
+        let (bytes, _) = world.stream(&id, StreamName::Stdout, true).await.expect("all of it is there");
+        assert_counts(&id, &String::from_utf8(bytes).expect("text"));
+    });
+}
