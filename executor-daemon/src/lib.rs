@@ -8,6 +8,7 @@ pub mod config;
 pub mod engine;
 pub mod health;
 pub mod ids;
+mod journal;
 pub mod keeper;
 pub mod limits;
 mod output;
