@@ -49,6 +49,8 @@ pub struct Settings {
     pub drain_total_ms: u64,
     /// Longest silence of a stream to a client, in milliseconds.
     pub heartbeat_ms: u64,
+    /// How long a run goes on whose client has vanished, in milliseconds. 0: it is ended at once, and nothing of it is held.
+    pub resume_window_ms: u64,
     /// Whether what lives on after a shell is ended at once instead of becoming leftovers.
     pub reap_descendants: bool,
     /// Tasks that may run at the same time for one owner.
@@ -85,6 +87,7 @@ impl Settings {
             drain_quiet_ms: 250,
             drain_total_ms: 1_000,
             heartbeat_ms: 15_000,
+            resume_window_ms: 30_000,
             reap_descendants: false,
             max_tasks_per_owner: 256,
             max_tasks: 16_384,

@@ -1,8 +1,8 @@
 //! The domain: runs and tasks, who owns them, what is kept of them. Knows nothing of gRPC and nothing of `fork`.
 //!
 //! Read in this order: `start` (one command from request to driver), `command` (what bash is given), `entry` (one run or
-//! task), `task` (the pure rules of its state), `driver` (takes it to its end), `registry` (ids, keys, owners, what is
-//! forgotten), `completions`.
+//! task), `task` (the pure rules of its state), `driver` (takes it to its end), `run` (a run as its caller holds it), `registry`
+//! (ids, owners, what is forgotten), `keys` (what start keys stand for), `completions`.
 //!
 //! Locks are the registry's, the completions' and each entry's state; the first may be held while the last is taken, never
 //! the other way round, and none across an await.
@@ -17,8 +17,8 @@ use std::{
 use executor_proto::{
     error::ExecutorError,
     types::{
-        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadId, ReadStreamEvent, RunAccepted, RunResult, StartKey,
-        StreamName, TaskId, TaskInfo, TaskOutput, WatchEvent,
+        CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadId, ReadStreamEvent, StartKey, StreamName, TaskId,
+        TaskInfo, TaskOutput, WatchEvent,
     },
 };
 use tokio::sync::oneshot;
@@ -37,23 +37,27 @@ mod completions;
 mod driver;
 mod entry;
 mod info;
+mod keys;
 mod registry;
+mod run;
 mod start;
 mod state_dir;
 mod task;
 
 use completions::Completions;
 use entry::Entry;
-use registry::{KeyLookup, Kind, Registry};
-use start::Start;
+use keys::Found;
+use registry::{Kind, Registry};
+pub use run::Run;
+use start::{Admitted, Start};
 use state_dir::{Counter, StateDir};
 use task::Cause;
 
 /// What a drain may take beyond the grace: the keeper's second, the drain of the output, the spill's end.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
-/// Longest time between two looks for what is to be forgotten.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest time between two looks for what is to be forgotten: results that were taken are held for a few times as long.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The executor of one host. Cheap to clone. When the last clone is dropped, so is the keeper, and with it all that runs.
 #[derive(Debug, Clone)]
@@ -123,24 +127,35 @@ impl Engine {
         self.inner.info.clone()
     }
 
-    /// Starts a foreground run. Dropping the returned [`Run`] before it has finished ends it (its caller is gone).
+    /// Starts a foreground run, or attaches to the one that this key has started. When the last [`Run`] of it is dropped
+    /// before it has finished, it goes on for [`Settings::resume_window_ms`] and is ended then (its caller is gone).
     ///
     /// # Errors
-    /// What [`CommandSpec::check`] finds, a spawn failure, a budget, a key that is in use (also for the same command:
-    /// attaching to a start is not offered yet), or draining.
+    /// What [`CommandSpec::check`] finds, a spawn failure, a budget, draining; a key that was used for another command, or of
+    /// which nobody knows what it has started.
     pub async fn run(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<Run, ExecutorError> {
-        let start = Start::admit(&self.inner, Kind::Run, caller, &key, spec)?;
-        self.launch(start, |engine, entry, prepared| Run {
-            accepted: RunAccepted {
-                run_id: entry.facts.id.clone(),
-                timeout_ms: prepared.timeout_ms,
-                workdir: prepared.workdir,
-                sandbox_mode: prepared.sandbox_mode,
-            },
-            entry,
-            _engine: engine,
-        })
-        .await
+        self.run_or_attach(caller, key, spec, false).await
+    }
+
+    /// Attaches to the run that this key has started with this command, and starts nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::run`]; [`ExecutorError::OutcomeUnknown`] when the key is not known.
+    pub async fn attach(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<Run, ExecutorError> {
+        self.run_or_attach(caller, key, spec, true).await
+    }
+
+    async fn run_or_attach(
+        &self,
+        caller: &Caller,
+        key: StartKey,
+        spec: CommandSpec,
+        only_known: bool,
+    ) -> Result<Run, ExecutorError> {
+        match Start::admit(&self.inner, Kind::Run, caller, &key, spec, only_known).await? {
+            Admitted::Known(entry) => Ok(Run::attach(self.clone(), entry, key)),
+            Admitted::New(start) => self.launch(start, |engine, entry| Run::attach(engine, entry, key)).await,
+        }
     }
 
     /// The caller's abort: ends the run of this key and returns when nothing of it is alive, or with the survivors. A key that
@@ -153,31 +168,33 @@ impl Engine {
         // Whether this abort is the one that a start was met with: then it is what has ended the run, however fast that went.
         let mut met_start = false;
         loop {
-            let lookup = self.inner.registry().abort_start(caller, key);
+            let lookup = self.inner.registry().abort_start(caller, key, now_ms());
             match lookup {
-                KeyLookup::Starting(mut done) => {
+                Some(Found::Starting(mut done)) => {
                     while done.changed().await.is_ok() {}
                     met_start |= *done.borrow();
                 }
-                KeyLookup::Known(entry) if entry.facts.kind == Kind::Run => {
+                Some(Found::Known(entry)) if entry.facts.kind == Kind::Run => {
                     let mut outcome = entry.end(Cause::Abort).await;
                     outcome.already_finished &= !met_start;
                     return Ok(outcome);
                 }
-                KeyLookup::Known(_) | KeyLookup::Unknown => {
+                Some(Found::Known(_)) | None => {
                     return Ok(KillOutcome { already_finished: !met_start, survivors: Vec::new() });
                 }
             }
         }
     }
 
-    /// Starts a background task.
+    /// Starts a background task, or names the one that this key has started.
     ///
     /// # Errors
     /// As [`Engine::run`]. No id is used then.
     pub async fn start_task(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<TaskId, ExecutorError> {
-        let start = Start::admit(&self.inner, Kind::Task, caller, &key, spec)?;
-        self.launch(start, |_, entry, _| entry.facts.id.clone()).await
+        match Start::admit(&self.inner, Kind::Task, caller, &key, spec, false).await? {
+            Admitted::Known(entry) => Ok(entry.facts.id.clone()),
+            Admitted::New(start) => self.launch(start, |_, entry| entry.facts.id.clone()).await,
+        }
     }
 
     /// Launches in a task of its own, so that a caller who stops waiting leaves no command that nobody drives. What `make`
@@ -185,14 +202,14 @@ impl Engine {
     async fn launch<T: Send + 'static>(
         &self,
         start: Start,
-        make: impl FnOnce(Self, Arc<Entry>, command::Prepared) -> T + Send + 'static,
+        make: impl FnOnce(Self, Arc<Entry>) -> T + Send + 'static,
     ) -> Result<T, ExecutorError> {
         let (reply, answer) = oneshot::channel();
         let engine = self.clone();
         self.inner.drivers.spawn(async move {
             let launched = start.launch(&engine.inner).await;
             // Nobody waits for it any more: dropping what was made is all there is to do.
-            let _ = reply.send(launched.map(|(entry, prepared)| make(engine, entry, prepared)));
+            let _ = reply.send(launched.map(|entry| make(engine, entry)));
         });
         answer
             .await
@@ -200,7 +217,8 @@ impl Engine {
     }
 
     /// What a task wrote since the previous read, and its status; moves the read position. With `wait`, waits that long for
-    /// the task to end first. Cancel-safe while it waits. Every read is answered anew, whatever its `read_id`.
+    /// the task to end first. The caller's latest `read_id` again gives the same answer again. Cancel-safe: a read that is
+    /// made again with the same `read_id` misses nothing.
     ///
     /// # Errors
     /// Unknown or foreign task, a malformed read id.
@@ -216,11 +234,13 @@ impl Engine {
         if entry.facts.kind != Kind::Task {
             return Err(ExecutorError::UnknownTask(id.clone()));
         }
-        if let Some(wait) = wait {
+        if let Some(wait) = wait
+            && !entry.was_read(caller, read_id).await
+        {
             // Its end or the end of the wait: the read says which.
             let _ = tokio::time::timeout(wait, entry.ended()).await;
         }
-        Ok(entry.read().await)
+        Ok(entry.read(caller, read_id).await)
     }
 
     /// Ends a task, or the leftovers of a finished task or run.
@@ -357,6 +377,17 @@ impl Inner {
         (quiet, Duration::from_millis(self.settings.drain_total_ms))
     }
 
+    /// How long a run goes on whose caller has vanished.
+    fn resume_window(&self) -> Duration {
+        Duration::from_millis(self.settings.resume_window_ms)
+    }
+
+    /// The bytes of a run's result that is to be held for its client, if somebody may come for it.
+    fn bytes_to_hold(&self, entry: &Entry) -> Option<u64> {
+        let result = entry.result().filter(|_| !self.resume_window().is_zero())?;
+        Some(result.stdout.tail.len() as u64 + result.stderr.tail.len() as u64)
+    }
+
     async fn describe(&self, entry: &Entry) -> TaskInfo {
         let leftovers = match entry.has_leftovers() {
             true => self.keeper.processes(entry.facts.handle).await,
@@ -403,7 +434,7 @@ impl Inner {
 
     fn sweep(&self, now_ms: u64) {
         let kept_ms = self.settings.finished_kept_seconds.saturating_mul(1_000);
-        let forgotten = self.registry().forget_older(now_ms.saturating_sub(kept_ms));
+        let forgotten = self.registry().forget_older(now_ms.saturating_sub(kept_ms), now_ms);
         self.forget(&forgotten);
         self.completions.sweep();
     }
@@ -435,43 +466,6 @@ fn owner_of(caller: &Caller) -> Result<&OwnerId, ExecutorError> {
 fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A foreground run. Dropped before it has finished, it is ended: its caller is gone.
-#[derive(Debug)]
-pub struct Run {
-    accepted: RunAccepted,
-    entry: Arc<Entry>,
-    /// The keeper stays as long as a run is waited for.
-    _engine: Engine,
-}
-
-impl Run {
-    /// What was agreed.
-    #[must_use]
-    pub fn accepted(&self) -> &RunAccepted {
-        &self.accepted
-    }
-
-    /// The bytes of one stream from the start, as they come. Ends where the run's result ends, also if leftovers write on.
-    #[must_use]
-    pub fn output(&self, stream: StreamName) -> StreamReader {
-        let until = ReadUntil::Offset(self.entry.result_end(stream));
-        StreamReader { reader: self.entry.streams.get(stream).reader(0, until) }
-    }
-
-    /// Waits for the result. Cancel-safe; later calls return the same.
-    pub async fn finished(&mut self) -> RunResult {
-        self.entry.ended().await;
-        self.entry.result().expect("a run's result is set before it has ended").clone()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // Nothing happens when it has ended.
-        self.entry.apply(|state| state.request(Cause::CallerGone));
-    }
 }
 
 /// Reads one stream by offset. A reader that is slower than the command is served from the spill, and where there is none

@@ -85,18 +85,29 @@ impl v1::executor_server::Executor for Service {
 
     async fn run(&self, request: Request<v1::RunRequest>) -> Result<Response<Self::RunStream>, Status> {
         let (mut log, tenant, message) = self.open("Run", request)?;
-        // The offsets belong to an attach with the same key, which this daemon does not announce.
-        let v1::RunRequest { caller, key, spec, stream_output, stdout_offset: _, stderr_offset: _ } = message;
+        let v1::RunRequest { caller, key, spec, stream_output, stdout_offset, stderr_offset } = message;
+        // Who names an offset was told of the start before, so there is nothing to start.
+        let only_attach = stdout_offset.is_some() || stderr_offset.is_some();
+        let offsets = [stdout_offset, stderr_offset].map(Option::unwrap_or_default);
         let started = async {
             let caller = log.caller(convert::caller(tenant, caller)?);
             let key = convert::start_key(key)?;
             let spec = convert::command_spec(spec)?;
             log.command(&spec);
             let engine = self.engine.clone();
-            whole(async move { engine.run(&caller, key, spec).await }).await
+            whole(async move {
+                match only_attach {
+                    true => engine.attach(&caller, key, spec).await,
+                    false => engine.run(&caller, key, spec).await,
+                }
+            })
+            .await
         };
         match started.await {
-            Ok(run) => Ok(Response::new(events(RunEvents::new(run, stream_output, self.heartbeat, log)))),
+            Ok(run) => {
+                let from = stream_output.then_some(offsets);
+                Ok(Response::new(events(RunEvents::new(run, from, self.heartbeat, log))))
+            }
             Err(error) => Err(log.refuse(&error)),
         }
     }

@@ -58,11 +58,11 @@ impl World {
     /// Reads, waiting for the end.
     async fn end(&self, id: &TaskId) -> TaskOutput {
         let wait = Some(Duration::from_secs(20));
-        self.engine.read_output(&owner("a"), id, &ReadId("r".into()), wait).await.expect("it may be read")
+        self.engine.read_output(&owner("a"), id, &ReadId(key().0), wait).await.expect("it may be read")
     }
 
     async fn read(&self, id: &TaskId) -> TaskOutput {
-        self.engine.read_output(&owner("a"), id, &ReadId("r".into()), None).await.expect("it may be read")
+        self.engine.read_output(&owner("a"), id, &ReadId(key().0), None).await.expect("it may be read")
     }
 
     async fn kill(&self, id: &TaskId) -> KillOutcome {
@@ -101,6 +101,7 @@ async fn start_engine(directory: &Path, adjust: impl FnOnce(&mut Settings)) -> E
     let mut settings =
         Settings::new(directory.join("state"), directory.to_owned(), Settings::command_environment(environment));
     settings.grace_ms = 300;
+    settings.resume_window_ms = 0;
     adjust(&mut settings);
     let program = Some(env!("CARGO_BIN_EXE_executor-daemon").into());
     let spill_dir = settings.state_dir.join("spill");
@@ -468,7 +469,7 @@ async fn owners_are_fenced_and_ownerless_tasks_are_open() {
     let open = world.engine.start_task(&nobody, key(), spec("true")).await.expect("it starts");
     let read = |caller: Caller, id: TaskId| {
         let engine = world.engine.clone();
-        async move { engine.read_output(&caller, &id, &ReadId("r".into()), None).await.map(|_| ()) }
+        async move { engine.read_output(&caller, &id, &ReadId(key().0), None).await.map(|_| ()) }
     };
     assert_eq!(read(owner("b"), fenced.clone()).await, Err(ExecutorError::ForeignTask(fenced.clone())));
     assert_eq!(read(nobody.clone(), fenced.clone()).await, Err(ExecutorError::ForeignTask(fenced.clone())));

@@ -286,26 +286,6 @@ async fn no_message_is_larger_than_the_protocol_allows() {
 }
 
 #[tokio::test]
-async fn a_run_whose_client_goes_away_is_ended() {
-    let daemon = Daemon::start(&["--grace-ms", "100"]);
-    let mut client = client(daemon.unix().await);
-    let request = v1::RunRequest {
-        caller: nobody(),
-        key: key(),
-        spec: run("echo $$ > pid; sleep 1000"),
-        ..v1::RunRequest::default()
-    };
-    let stream = client.run(request).await.expect("a run").into_inner();
-    let pid = wait_until("the command has begun", || {
-        std::fs::read_to_string(daemon.dir().join("pid")).ok().filter(|text| text.ends_with('\n'))
-    })
-    .await;
-    drop(stream);
-    let process = format!("/proc/{}", pid.trim());
-    wait_until("it has been ended", || (!std::path::Path::new(&process).exists()).then_some(())).await;
-}
-
-#[tokio::test]
 async fn a_read_that_waits_has_heartbeats_and_then_the_end() {
     use v1::read_output_event::Event;
     let daemon = Daemon::start(&["--heartbeat-ms", "20"]);

@@ -122,7 +122,8 @@ pub struct RunRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
     /// The client's random name for this start, 1 to 128 bytes, unique within tenant and owner. CancelRun names the run
-    /// by it. Used again while the first run is known: a conflict.
+    /// by it. Used again with the same command it attaches to the first run, with another one it is a conflict. Used again after
+    /// the run's result is no longer kept, the answer is KEY_UNKNOWN, for 24 hours.
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
     /// What to run.
@@ -131,8 +132,9 @@ pub struct RunRequest {
     /// Whether `output` events are wanted as the bytes come.
     #[prost(bool, tag = "4")]
     pub stream_output: bool,
-    /// With `stream_output` on a re-attach: offsets that the client already has, so that output goes on there. Absent: 0.
-    /// Announced by the feature `resume`.
+    /// On a re-attach: the offset that the client already has of stdout; with `stream_output` the output goes on there. Given
+    /// (here or below), nothing is started: a key that is not known is answered with KEY_UNKNOWN. Absent: output goes on at 0, and a
+    /// key that is not known starts the command. Announced by the feature `resume`.
     #[prost(uint64, optional, tag = "5")]
     pub stdout_offset: ::core::option::Option<u64>,
     /// The same for stderr.
@@ -305,7 +307,8 @@ pub struct StartTaskRequest {
     /// For whom; becomes the task's owner.
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    /// The client's random name for this start, as in RunRequest.
+    /// The client's random name for this start, as in RunRequest: used again with the same command it names the task that was
+    /// started.
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
     /// What to run.
@@ -822,10 +825,11 @@ pub mod executor_client {
                 .insert(GrpcMethod::new("executor.v1.Executor", "GetInfo"));
             self.inner.unary(req, path, codec).await
         }
-        /// Runs a command in the foreground. The first event is `accepted`, the last is `finished`; between them come
-        /// `output` (only if asked for), `tail` chunks and heartbeats. A stream that is dropped means that the client has
-        /// vanished: the run is then ended. (Attaching again with the same key is announced by the feature `resume` in
-        /// GetInfo; a daemon without it ends the run at once.)
+        /// Runs a command in the foreground, or attaches to the run that the same key and command have started. The first
+        /// event is `accepted`, the last is `finished`; between them come `output` (only if asked for), `tail` chunks and
+        /// heartbeats. A stream that is dropped means that the client has vanished: the run goes on for `resume_window_ms` of
+        /// GetInfo, so that the client can attach to it again, and is ended then; CancelRun ends it at once. Attaching is announced
+        /// by the feature `resume` in GetInfo; a daemon without it ends the run at once.
         pub async fn run(
             &mut self,
             request: impl tonic::IntoRequest<super::RunRequest>,
@@ -1100,10 +1104,11 @@ pub mod executor_server {
             >
             + std::marker::Send
             + 'static;
-        /// Runs a command in the foreground. The first event is `accepted`, the last is `finished`; between them come
-        /// `output` (only if asked for), `tail` chunks and heartbeats. A stream that is dropped means that the client has
-        /// vanished: the run is then ended. (Attaching again with the same key is announced by the feature `resume` in
-        /// GetInfo; a daemon without it ends the run at once.)
+        /// Runs a command in the foreground, or attaches to the run that the same key and command have started. The first
+        /// event is `accepted`, the last is `finished`; between them come `output` (only if asked for), `tail` chunks and
+        /// heartbeats. A stream that is dropped means that the client has vanished: the run goes on for `resume_window_ms` of
+        /// GetInfo, so that the client can attach to it again, and is ended then; CancelRun ends it at once. Attaching is announced
+        /// by the feature `resume` in GetInfo; a daemon without it ends the run at once.
         async fn run(
             &self,
             request: tonic::Request<super::RunRequest>,

@@ -180,6 +180,14 @@ pub(super) const KEYS: &[Key] = &[
         "Longest silence on a stream to a client",
     ),
     key(
+        "resume_window_ms",
+        "resume-window-ms",
+        "MS",
+        milliseconds(0, 600_000),
+        Some("30000"),
+        "How long a run goes on whose client has vanished, so that it can come back; 0: it is ended at once",
+    ),
+    key(
         "reap_descendants",
         "reap-descendants",
         "BOOL",

@@ -210,6 +210,7 @@ fn settings(values: &mut Values, defaults: Settings) -> Settings {
         drain_quiet_ms: whole("drain_quiet_ms", defaults.drain_quiet_ms),
         drain_total_ms: whole("drain_total_ms", defaults.drain_total_ms),
         heartbeat_ms: whole("heartbeat_ms", defaults.heartbeat_ms),
+        resume_window_ms: whole("resume_window_ms", defaults.resume_window_ms),
         max_tasks_per_owner: whole("max_tasks_per_owner", defaults.max_tasks_per_owner),
         max_tasks: whole("max_tasks", defaults.max_tasks),
         max_leftovers_per_owner: whole("max_leftovers_per_owner", defaults.max_leftovers_per_owner),

@@ -23,6 +23,9 @@ use nix::{
     },
 };
 
+use sha2::{Digest, Sha256};
+
+use super::{keys::CommandDigest, registry::Kind};
 use crate::{
     config::Settings,
     keeper::protocol::{Identity, SpawnSpec},
@@ -37,6 +40,32 @@ const BOOTSTRAP: &str = "mapfile -d '' -u 3 -n 1 __command;exec 3<&-;eval \"unse
 
 /// Where `execvp` looks when there is no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
+
+/// The digest of what was asked for, as it was asked: a retry under the same key must be the same in all of it.
+pub(super) fn digest(kind: Kind, spec: &CommandSpec) -> CommandDigest {
+    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode } = spec;
+    let mut hash = Sha256::new();
+    // Each part with its length, so that no byte can move from one to the next.
+    let mut part = |bytes: Option<&[u8]>| {
+        hash.update([u8::from(bytes.is_some())]);
+        hash.update((bytes.map_or(0, <[u8]>::len) as u64).to_le_bytes());
+        hash.update(bytes.unwrap_or_default());
+    };
+    part(Some(match kind {
+        Kind::Run => b"run",
+        Kind::Task => b"task",
+    }));
+    part(Some(command));
+    part(workdir.as_deref());
+    part(stdin.as_deref());
+    part(timeout_ms.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
+    part(sandbox_mode.map(SandboxMode::as_str).map(str::as_bytes));
+    for variable in environment {
+        part(Some(&variable.name));
+        part(Some(&variable.value));
+    }
+    hash.finalize().into()
+}
 
 /// A command that is ready to be started.
 #[derive(Debug)]
@@ -278,6 +307,33 @@ mod tests {
         assert_eq!(at(Some("../..//../etc")), "/etc");
         assert_eq!(at(Some("../../..")), "/");
         assert_eq!(at(Some("~")), "/srv/here/~");
+    }
+
+    #[test]
+    fn every_part_of_a_command_is_in_its_digest_and_none_runs_into_the_next() {
+        let variable =
+            |name: &'static str, value: &'static str| EnvironmentVariable { name: name.into(), value: value.into() };
+        let plain = spec(b"true");
+        let specs = [
+            plain.clone(),
+            spec(b"false"),
+            CommandSpec { workdir: Some("".into()), ..plain.clone() },
+            CommandSpec { workdir: Some("/".into()), ..plain.clone() },
+            CommandSpec { stdin: Some("".into()), ..plain.clone() },
+            CommandSpec { stdin: Some("/".into()), ..plain.clone() },
+            CommandSpec { timeout_ms: Some(1.0), ..plain.clone() },
+            CommandSpec { sandbox_mode: Some(SandboxMode::ReadOnly), ..plain.clone() },
+            CommandSpec { environment: vec![variable("A", "BC")], ..plain.clone() },
+            CommandSpec { environment: vec![variable("AB", "C")], ..plain.clone() },
+            CommandSpec { environment: vec![variable("A", "BC"), variable("D", "")], ..plain.clone() },
+            CommandSpec { environment: vec![variable("D", ""), variable("A", "BC")], ..plain },
+        ];
+        let digests: std::collections::HashSet<_> = [Kind::Run, Kind::Task]
+            .into_iter()
+            .flat_map(|kind| specs.iter().map(move |spec| digest(kind, spec)))
+            .collect();
+        assert_eq!(digests.len(), 2 * specs.len());
+        assert!(specs.iter().all(|spec| digests.contains(&digest(Kind::Run, &spec.clone()))));
     }
 
     #[test]

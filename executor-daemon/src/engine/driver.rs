@@ -22,7 +22,7 @@ use super::{
     Inner,
     entry::Entry,
     now_ms,
-    registry::Kind,
+    registry::{Keep, Kind},
     task::{Cause, Phase, State, exit_of},
 };
 use crate::{
@@ -53,6 +53,8 @@ pub(super) struct Driver {
     end: Option<BoxFuture<'static, Vec<u32>>>,
     /// When the run's timer fires.
     deadline: Option<tokio::time::Instant>,
+    /// How long the run goes on when nobody waits for its result.
+    resume_window: Duration,
     /// When the news of the shell's exit are overdue.
     exit_due: Option<tokio::time::Instant>,
     exited: Option<Instant>,
@@ -71,6 +73,7 @@ impl Driver {
     ) -> Self {
         let started = tokio::time::Instant::from_std(entry.facts.started);
         Self {
+            resume_window: engine.upgrade().map_or(Duration::ZERO, |engine| engine.resume_window()),
             engine,
             states: entry.subscribe(),
             events: Some(events),
@@ -215,7 +218,7 @@ impl Driver {
         let Some(engine) = self.engine.upgrade() else { return };
         engine.keeper.release(facts.handle);
         let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();
-        let keep = facts.kind == Kind::Task || spilled;
+        let keep = Keep { id: facts.kind == Kind::Task || spilled, result: engine.bytes_to_hold(&self.entry) };
         let max_finished = engine.settings.max_finished_per_owner;
         let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
         engine.forget(&forgotten);
@@ -224,6 +227,8 @@ impl Driver {
     /// Waits for the next thing that happens and applies it. Cancel-safe: whatever is taken is applied before this returns.
     async fn step(&mut self) {
         self.begin_wanted_end();
+        let alone_since = self.entry.look(State::alone_since);
+        let alone_until = alone_since.map(|since| tokio::time::Instant::from_std(since) + self.resume_window);
         tokio::select! {
             // The exit comes before the end that it belongs to, and is to be seen so.
             biased;
@@ -233,6 +238,7 @@ impl Driver {
                 self.deadline = None;
                 self.entry.apply(|state| state.request(Cause::Timeout));
             }
+            () = at(alone_until) => self.entry.caller_gone(self.resume_window),
             () = at(self.exit_due) => {
                 self.shell_ended(Exit::Unknown("its exit was not reported".to_owned()), true);
             }

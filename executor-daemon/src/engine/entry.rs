@@ -1,15 +1,18 @@
 //! One run or task, as everybody who deals with it holds it: facts that never change, its state, its streams.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use executor_proto::types::{KillOutcome, Process, RunResult, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus};
+use executor_proto::types::{
+    KillOutcome, OwnerId, Process, ReadId, RunResult, SandboxMode, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus,
+};
 use tokio::sync::{Mutex, watch};
 
 use super::{
@@ -20,6 +23,9 @@ use crate::{ids::Caller, ids::ProcessHandle, output::Stream};
 
 /// The command is shown to people up to this many bytes.
 const SHOWN_COMMAND_BYTES: usize = 4_096;
+
+/// Owners whose latest read of a task is kept, so that it can be repeated. Only an ownerless task has more than one.
+const MAX_ANSWERS: usize = 4;
 
 /// What is known of a command when it has been started.
 #[derive(Debug)]
@@ -32,6 +38,8 @@ pub(super) struct Facts {
     pub(super) workdir: Bytes,
     /// The timeout in force, in milliseconds; of runs.
     pub(super) timeout_ms: f64,
+    /// The sandbox mode in force.
+    pub(super) sandbox_mode: SandboxMode,
     pub(super) handle: ProcessHandle,
     /// The shell's. 0: not known.
     pub(super) pid: u32,
@@ -56,6 +64,38 @@ impl<T> Both<T> {
     }
 }
 
+/// How far a task was read, and what the latest reads were answered, the newest last.
+#[derive(Debug, Default)]
+struct Reads {
+    /// Where the next read begins.
+    cursors: Both<u64>,
+    answers: VecDeque<Answer>,
+}
+
+/// What an owner's latest read was answered. Its bytes are kept, since the ring may have moved on when they are asked for again.
+#[derive(Debug)]
+struct Answer {
+    owner: Option<OwnerId>,
+    read_id: ReadId,
+    output: TaskOutput,
+}
+
+impl Reads {
+    fn answered(&self, caller: &Caller, read_id: &ReadId) -> Option<&TaskOutput> {
+        let same = |answer: &&Answer| answer.owner == caller.owner && answer.read_id == *read_id;
+        self.answers.iter().find(same).map(|answer| &answer.output)
+    }
+
+    fn answer(&mut self, caller: &Caller, read_id: &ReadId, output: &TaskOutput) {
+        self.answers.retain(|answer| answer.owner != caller.owner);
+        if self.answers.len() == MAX_ANSWERS {
+            self.answers.pop_front();
+        }
+        let owner = caller.owner.clone();
+        self.answers.push_back(Answer { owner, read_id: read_id.clone(), output: output.clone() });
+    }
+}
+
 /// One run or task.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -66,8 +106,8 @@ pub(super) struct Entry {
     result: OnceLock<RunResult>,
     /// Where the run's result ends in each stream, once that is known.
     result_ends: Both<watch::Sender<Option<u64>>>,
-    /// Where the next read of the task begins. Held across a read, so that reads come one after the other.
-    cursors: Mutex<Both<u64>>,
+    /// How far the task was read. Held across a read, so that reads come one after the other.
+    reads: Mutex<Reads>,
     /// Processes that were left over when the result was made.
     leftovers: AtomicU64,
 }
@@ -85,7 +125,7 @@ impl Entry {
             state: watch::Sender::new(State::started()),
             result: OnceLock::new(),
             result_ends: Both { stdout: watch::Sender::new(None), stderr: watch::Sender::new(None) },
-            cursors: Mutex::default(),
+            reads: Mutex::default(),
             leftovers: AtomicU64::new(0),
         }
     }
@@ -121,6 +161,13 @@ impl Entry {
     /// Returns when the result stands. Cancel-safe.
     pub(super) async fn ended(&self) {
         self.wait_for(|state| (state.phase() == Phase::Ended).then_some(())).await;
+    }
+
+    /// Nobody came back for the run's result within the window: it is ended.
+    pub(super) fn caller_gone(&self, window: Duration) {
+        let window_ms = window.as_millis();
+        tracing::info!(id = %self.facts.id, window_ms, "a run is ended: its caller is gone and did not come back");
+        self.apply(|state| state.request(Cause::CallerGone));
     }
 
     /// The result of a run that has ended.
@@ -172,18 +219,30 @@ impl Entry {
         }
     }
 
-    /// What was written since the previous read, and the status. The status is looked at first: whoever is shown the end
-    /// has been shown everything up to it.
-    pub(super) async fn read(&self) -> TaskOutput {
-        let mut cursors = self.cursors.lock().await;
+    /// What was written since the previous read, and the status; the same answer again where this read was answered already.
+    /// The status is looked at first: whoever is shown the end has been shown everything up to it. Cancel-safe: what is not
+    /// returned was not read, or can be read again with the same `read_id`.
+    pub(super) async fn read(&self, caller: &Caller, read_id: &ReadId) -> TaskOutput {
+        let mut reads = self.reads.lock().await;
+        if let Some(output) = reads.answered(caller, read_id) {
+            return output.clone();
+        }
         let status = self.look(State::status);
+        let cursors = reads.cursors;
         let ((stdout, stdout_next), (stderr, stderr_next)) = futures_util::future::join(
             self.streams.stdout.delta(cursors.stdout),
             self.streams.stderr.delta(cursors.stderr),
         )
         .await;
-        *cursors = Both { stdout: stdout_next, stderr: stderr_next };
-        TaskOutput { status, stdout, stderr }
+        let output = TaskOutput { status, stdout, stderr };
+        reads.cursors = Both { stdout: stdout_next, stderr: stderr_next };
+        reads.answer(caller, read_id, &output);
+        output
+    }
+
+    /// Whether this read was answered already.
+    pub(super) async fn was_read(&self, caller: &Caller, read_id: &ReadId) -> bool {
+        self.reads.lock().await.answered(caller, read_id).is_some()
     }
 
     /// What people see of it; `leftovers` is what the keeper says is alive.

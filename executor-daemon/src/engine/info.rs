@@ -8,7 +8,7 @@ use executor_proto::types::{ExecutorInfo, SandboxMode};
 use crate::{config::Settings, keeper::protocol::Identity};
 
 /// Optional behaviour that this executor has.
-const FEATURES: [&str; 2] = ["spill", "follow"];
+const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
 
 /// Everything that [`ExecutorInfo`] says, learned once.
 pub(super) fn info(
@@ -36,7 +36,7 @@ pub(super) fn info(
         max_tasks_per_owner: settings.max_tasks_per_owner,
         max_tasks,
         max_leftovers_per_owner: settings.max_leftovers_per_owner,
-        resume_window_ms: 0,
+        resume_window_ms: settings.resume_window_ms,
         heartbeat_ms: settings.heartbeat_ms,
         run_as_user: identity.map(|identity| identity.name.clone()).unwrap_or_default(),
         run_as_uid: identity.map_or(u32::MAX, |identity| identity.uid),

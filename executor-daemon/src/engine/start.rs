@@ -16,11 +16,12 @@ use futures_core::future::BoxFuture;
 
 use super::{
     Inner,
-    command::Prepared,
+    command::{Prepared, digest},
     driver::Driver,
     entry::{Both, Entry, Facts},
+    keys::Found,
     now_ms,
-    registry::{Kind, Reservation},
+    registry::{Kind, Reservation, Reserved},
     task::Cause,
 };
 use crate::{
@@ -41,6 +42,14 @@ pub(super) struct Start {
     permits: (CommandPermit, Option<TaskPermit>),
 }
 
+/// What a start comes to.
+pub(super) enum Admitted {
+    /// It may happen.
+    New(Start),
+    /// It has happened before, with the same key.
+    Known(Arc<Entry>),
+}
+
 /// Whether a client's random name has the right size.
 pub(super) fn check_name(field: &str, name: &str) -> Result<(), ExecutorError> {
     match name.len() {
@@ -51,39 +60,66 @@ pub(super) fn check_name(field: &str, name: &str) -> Result<(), ExecutorError> {
 }
 
 impl Start {
-    /// Decides whether it may happen.
-    pub(super) fn admit(
+    /// Decides whether it may happen. One with this key that is under way is waited for. With `only_known` nothing is started
+    /// that was not started before. Cancel-safe.
+    pub(super) async fn admit(
         engine: &Inner,
         kind: Kind,
         caller: &Caller,
         key: &StartKey,
         spec: CommandSpec,
-    ) -> Result<Self, ExecutorError> {
+        only_known: bool,
+    ) -> Result<Admitted, ExecutorError> {
         check_name("key", &key.0)?;
         let identity = engine
             .keeper
             .identities()
             .first()
             .ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        let command = digest(kind, &spec);
         let prepared = Prepared::new(&engine.settings, identity, spec)?;
-        if engine.registry().draining() {
-            return Err(ExecutorError::Stopping);
+        let reservation = loop {
+            let reserved = engine.registry().reserve(caller, key, &command, only_known, now_ms())?;
+            match reserved {
+                Reserved::New(reservation) => break reservation,
+                Reserved::Found(Found::Known(entry)) => return Ok(Admitted::Known(entry)),
+                Reserved::Found(Found::Starting(mut done)) => while done.changed().await.is_ok() {},
+            }
+        };
+        // The key comes first, so that a retry needs no room beside the start that it attaches to.
+        match Self::permits(engine, kind, caller) {
+            Ok(permits) => Ok(Admitted::New(Self { kind, prepared, reservation, permits })),
+            Err(error) => {
+                engine.registry().give_back(reservation);
+                Err(error)
+            }
         }
+    }
+
+    fn permits(
+        engine: &Inner,
+        kind: Kind,
+        caller: &Caller,
+    ) -> Result<(CommandPermit, Option<TaskPermit>), ExecutorError> {
         let task_permit = match kind {
             Kind::Run => None,
             Kind::Task => Some(engine.limits.task(caller)?),
         };
-        let permits = (engine.limits.command()?, task_permit);
-        let reservation = engine.registry().reserve(caller, key)?;
-        Ok(Self { kind, prepared, reservation, permits })
+        Ok((engine.limits.command()?, task_permit))
     }
 
     /// Does it. Must not be dropped before it is done.
-    pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<(Arc<Entry>, Prepared), ExecutorError> {
+    pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<Arc<Entry>, ExecutorError> {
         let spawned = match self.spawn(engine).await {
             Ok(spawned) => spawned,
             Err(error) => {
-                engine.registry().give_back(self.reservation);
+                let mut registry = engine.registry();
+                match &error {
+                    ExecutorError::Spawn { .. } => registry.give_back(self.reservation),
+                    // Anything else happened after the keeper was asked.
+                    lost => registry.lose(self.reservation, &lost.to_string(), now_ms()),
+                }
+                drop(registry);
                 return Err(self.prepared.explain(error));
             }
         };
@@ -97,11 +133,12 @@ impl Start {
         let (id, streams) = match named {
             Ok(named) => named,
             Err(error) => {
-                // It runs and nobody can name it: it must not go on.
-                engine.registry().give_back(self.reservation);
+                // It runs and nobody can name it: it must not go on. Until it was ended it may have done something, so the key
+                // does not become free.
+                let reason = format!("it could not be kept: {error}");
+                engine.registry().lose(self.reservation, &reason, now_ms());
                 discard(engine, handle, events).await;
-                // Until it was ended it may have done something.
-                return Err(ExecutorError::OutcomeUnknown { reason: format!("it could not be kept: {error}") });
+                return Err(ExecutorError::OutcomeUnknown { reason });
             }
         };
         let facts = Facts {
@@ -111,6 +148,7 @@ impl Start {
             command: self.prepared.command.clone(),
             workdir: self.prepared.workdir.clone(),
             timeout_ms: self.prepared.timeout_ms,
+            sandbox_mode: self.prepared.sandbox_mode,
             handle,
             pid,
             started,
@@ -135,7 +173,7 @@ impl Start {
                 tokio::spawn(rest.linger());
             }
         });
-        Ok((entry, self.prepared))
+        Ok(entry)
     }
 
     async fn spawn(&self, engine: &Inner) -> Result<Spawned, ExecutorError> {

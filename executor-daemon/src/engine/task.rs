@@ -15,6 +15,8 @@
 //! are over when nothing is alive. This module does not know who may ask (the registry does), nor how something is ended (the
 //! keeper does).
 
+use std::time::Instant;
+
 use executor_proto::types::{EndedBy, Exit, TaskStatus};
 
 /// Why something is to be ended.
@@ -84,6 +86,10 @@ pub(super) struct State {
     ends_done: u64,
     survivors: Vec<u32>,
     exited_at_ms: Option<u64>,
+    /// Clients that wait for the run's result.
+    attached: u32,
+    /// Since when none does that once did.
+    alone_since: Option<Instant>,
 }
 
 impl State {
@@ -100,7 +106,28 @@ impl State {
             ends_done: 0,
             survivors: Vec::new(),
             exited_at_ms: None,
+            attached: 0,
+            alone_since: None,
         }
+    }
+
+    /// A client waits for the run's result.
+    pub(super) fn attach(&mut self) {
+        self.attached += 1;
+        self.alone_since = None;
+    }
+
+    /// A client that waited for the run's result is gone.
+    pub(super) fn detach(&mut self, now: Instant) {
+        self.attached = self.attached.saturating_sub(1);
+        if self.attached == 0 && self.phase != Phase::Ended {
+            self.alone_since = Some(now);
+        }
+    }
+
+    /// Since when nobody waits for the result of a run that goes on. `None` also once it was asked to end for that.
+    pub(super) fn alone_since(&self) -> Option<Instant> {
+        self.alone_since
     }
 
     /// Somebody asks for the end. The first cause while the shell runs is the one that people read; a timer that fires while
@@ -116,6 +143,9 @@ impl State {
             (_, Phase::Ended) => of_the_run,
             (_, Phase::Running | Phase::Draining) => false,
         };
+        if cause == Cause::CallerGone {
+            self.alone_since = None;
+        }
         if too_late || !self.alive {
             return Request::Nothing;
         }
@@ -178,6 +208,7 @@ impl State {
     pub(super) fn settled(&mut self) -> bool {
         let now = self.phase == Phase::Draining;
         if now {
+            self.alone_since = None;
             self.phase = Phase::Ended;
         }
         now

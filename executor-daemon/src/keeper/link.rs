@@ -157,8 +157,9 @@ impl KeeperLink {
     /// Not cancel-safe: the command of a future that is dropped may have run; it is killed then.
     ///
     /// # Errors
-    /// [`ExecutorError::Spawn`] when it could not be started; nothing ran then. [`ExecutorError::Internal`] when the keeper
-    /// is lost, or when this process has too many descriptors open to take the command's: it may have run, and is killed.
+    /// [`ExecutorError::Spawn`] when it could not be started; nothing ran then. [`ExecutorError::OutcomeUnknown`] when the
+    /// keeper is lost meanwhile. [`ExecutorError::Internal`] when this process has too many descriptors open to take the
+    /// command's: it may have run, and is killed.
     pub async fn spawn(
         &self,
         handle: ProcessHandle,
@@ -173,7 +174,7 @@ impl KeeperLink {
             state.spawning.insert(handle, answer);
             (ToKeeper::Spawn { handle, spec }, answered)
         });
-        let lost = || ExecutorError::Internal { problem: "the keeper is lost".to_owned() };
+        let lost = || ExecutorError::OutcomeUnknown { reason: "the keeper is lost".to_owned() };
         match answer.await {
             Ok(Ok(spawned)) => Ok(spawned),
             Ok(Err(NotStarted::Cut)) => {

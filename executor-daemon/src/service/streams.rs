@@ -2,7 +2,7 @@
 //!
 //! Each is a value with one method, `next`, which the library asks when the client has room for more: nothing is made in
 //! advance, so a client that stalls costs no memory, and a client that goes away drops the value and what it holds (for a
-//! run: the run itself, which ends it). A silence of `heartbeat` gives a heartbeat.
+//! run: its part in the run, which is ended if nobody comes back for it). A silence of `heartbeat` gives a heartbeat.
 
 use std::{collections::VecDeque, pin::Pin, time::Duration};
 
@@ -54,7 +54,8 @@ pub(super) fn events<E: Events>(events: E) -> EventStream<E::Event> {
 pub(super) struct RunEvents {
     run: Run,
     phase: RunPhase,
-    stream_output: bool,
+    /// Where the output begins that is sent as it comes, of stdout and stderr; `None`: it is not.
+    output_from: Option<[u64; 2]>,
     heartbeat: Duration,
     log: CallLog,
 }
@@ -74,19 +75,20 @@ enum RunPhase {
 }
 
 impl RunEvents {
-    pub(super) fn new(run: Run, stream_output: bool, heartbeat: Duration, mut log: CallLog) -> Self {
-        log.task(run.accepted().run_id.clone());
-        Self { run, phase: RunPhase::Started, stream_output, heartbeat, log }
+    pub(super) fn new(run: Run, output_from: Option<[u64; 2]>, heartbeat: Duration, mut log: CallLog) -> Self {
+        log.task(run.accepted().run_id);
+        Self { run, phase: RunPhase::Started, output_from, heartbeat, log }
     }
 
     fn accepted(&mut self) -> v1::run_event::Event {
-        self.phase = if self.stream_output {
-            let [stdout, stderr] = StreamName::BOTH.map(|name| Some(self.run.output(name)));
-            RunPhase::Output { stdout, stderr }
-        } else {
-            RunPhase::Waiting
+        self.phase = match self.output_from {
+            Some([stdout, stderr]) => RunPhase::Output {
+                stdout: Some(self.run.output_from(StreamName::Stdout, stdout)),
+                stderr: Some(self.run.output_from(StreamName::Stderr, stderr)),
+            },
+            None => RunPhase::Waiting,
         };
-        v1::run_event::Event::Accepted(convert::accepted(self.run.accepted().clone()))
+        v1::run_event::Event::Accepted(convert::accepted(self.run.accepted()))
     }
 
     /// Waits for the result and makes what is to be sent of it.
@@ -94,7 +96,7 @@ impl RunEvents {
         let result = self.run.finished().await;
         self.log.outcome(outcome::of_run(&result));
         let (tails, finished) = convert::finished(result);
-        let tails = if self.stream_output { VecDeque::new() } else { tails };
+        let tails = if self.output_from.is_some() { VecDeque::new() } else { tails };
         self.phase = RunPhase::Result { tails, finished };
     }
 }
@@ -148,7 +150,11 @@ impl Events for RunEvents {
                         break Event::Finished(finished);
                     }
                 },
-                RunPhase::Over => return None,
+                RunPhase::Over => {
+                    // Asked for more than the last event, so that one has been taken.
+                    self.run.taken();
+                    return None;
+                }
             }
         };
         Some(Ok(v1::RunEvent { event: Some(event) }))

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use super::{
     connect::{ConnectFailure, Peer, Sent},
-    retry::{Effect, Rpc},
+    retry::{Effect, Reached, Rpc},
 };
 
 /// Why a call has no answer.
@@ -76,11 +76,31 @@ impl Fault {
         }
     }
 
-    /// Whether the call may be made again. An answer stands, and who was silent for the whole deadline had its time.
-    pub(super) fn may_repeat(&self, rpc: Rpc) -> bool {
+    /// What is known of a call that failed with this. `None`: it was silent for its whole deadline and has had its time.
+    pub(super) fn reached(&self) -> Option<Reached> {
         match self {
-            Self::Answer(_) | Self::Silence { .. } => false,
-            Self::Lost { sent, .. } => rpc.may_repeat(*sent),
+            Self::Answer(_) => Some(Reached::Answered),
+            Self::Lost { sent: true, .. } => Some(Reached::NoAnswer),
+            Self::Lost { sent: false, .. } => Some(Reached::NotSent),
+            Self::Silence { .. } => None,
+        }
+    }
+
+    /// The same as the failure of a call whose earlier attempt may have arrived: that one may have done something, whatever
+    /// became of this one, unless the executor's answer is about the key that both have.
+    pub(super) fn after_lost_attempt(self, rpc: Rpc, earlier: &str) -> Self {
+        match self {
+            Self::Lost { cause, .. } => Self::Lost { cause, sent: true },
+            Self::Silence { after, .. } => Self::Silence { after, sent: true },
+            Self::Answer(
+                ExecutorError::Stopping
+                | ExecutorError::Refused { .. }
+                | ExecutorError::UnsupportedVersion { .. }
+                | ExecutorError::Internal { .. },
+            ) if rpc.effect() == Effect::Starts => {
+                Self::Answer(ExecutorError::OutcomeUnknown { reason: earlier.to_owned() })
+            }
+            Self::Answer(error) => Self::Answer(error),
         }
     }
 

@@ -136,6 +136,8 @@ impl LocalExecutor {
         if let Some(adjust) = adjust {
             adjust(&mut settings);
         }
+        // A caller in this process that is gone does not come back.
+        settings.resume_window_ms = 0;
         let spill_dir = settings.state_dir.join(SPILL_NAME);
         let keeper = embedded::start(EmbeddedOptions { program, spill_dir }).await.map_err(LocalError::Keeper)?;
         let engine = Engine::start(settings, keeper).await?;
@@ -280,7 +282,7 @@ impl Executor for LocalExecutor {
 
 /// Hands a run's output on as it comes, until its result ends.
 async fn forward(run: &Run, sink: &mut dyn OutputSink) {
-    sink.accepted(run.accepted()).await;
+    sink.accepted(&run.accepted()).await;
     let chunks = stream::select(chunks(run.output(StreamName::Stdout)), chunks(run.output(StreamName::Stderr)));
     let mut chunks = std::pin::pin!(chunks);
     while let Some(event) = chunks.next().await {

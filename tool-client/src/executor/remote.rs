@@ -21,7 +21,8 @@ use executor_proto::{
     },
     v1::{self, executor_client::ExecutorClient},
 };
-use futures_core::stream::BoxStream;
+use futures_core::{future::BoxFuture, stream::BoxStream};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
@@ -30,9 +31,10 @@ use super::{
     connect::{ConnectError, Endpoint, Peer, Sent, Token, Wire},
     convert::{self, Malformed},
     error::Fault,
-    retry::{self, Rpc},
+    retry::{self, Effect, Features, Reached, Rpc},
 };
 
+mod attach;
 mod incoming;
 mod lost;
 mod run;
@@ -43,6 +45,8 @@ use incoming::{Gathered, Incoming, More, events};
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 /// Largest environment that is sent: what Linux takes at most for arguments and environment together.
 const MAX_ENVIRONMENT_BYTES: usize = 6 * 1024 * 1024;
+/// Longest time that a lost executor is looked for which has not said how long it keeps what is lost.
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 /// SIGTERM to SIGKILL, where the daemon cannot be asked for its own.
 const DEFAULT_GRACE: Duration = Duration::from_secs(3);
 
@@ -79,6 +83,7 @@ pub struct RemoteExecutor {
 struct Known {
     grace: Duration,
     resume_window: Duration,
+    features: Features,
     boot_id: String,
 }
 
@@ -125,27 +130,80 @@ impl RemoteExecutor {
         F: Fn(ExecutorClient<Wire>, Request<M>) -> Fut,
         Fut: Future<Output = Result<T, Status>>,
     {
-        let begun = tokio::time::Instant::now();
+        let begun = Instant::now();
         let mut failed = 0;
+        // Since when an attempt may have done something, and why nobody knows.
+        let mut lost: Option<(Instant, String)> = None;
         loop {
-            sent.reset();
+            // What was sent stays sent: only a call of which no attempt was sent can be withdrawn.
+            let attempt = if lost.is_some() { Sent::default() } else { sent.clone() };
+            attempt.reset();
             let mut request = Request::new(message.clone());
-            request.extensions_mut().insert(sent.clone());
+            request.extensions_mut().insert(attempt.clone());
             let fault = match tokio::time::timeout(deadline, make(self.client.clone(), request)).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(status)) => Fault::of(&status, sent).on_behalf_of(&self.peer),
-                Err(_elapsed) => {
-                    return Err(Fault::Silence { after: deadline, sent: sent.get() }.into_error(rpc, &self.endpoint));
-                }
+                Ok(Err(status)) => Fault::of(&status, &attempt).on_behalf_of(&self.peer),
+                Err(_elapsed) => Fault::Silence { after: deadline, sent: attempt.get() },
+            };
+            let fault = match &lost {
+                Some((_, earlier)) => fault.after_lost_attempt(rpc, earlier),
+                None => fault,
             };
             failed += 1;
-            // A host that swallows packets has had its chance when the first attempt took as long as connecting may.
-            let in_time = begun.elapsed() < self.deadlines.connect;
-            match retry::pause(failed, random_fraction()) {
-                Some(pause) if in_time && fault.may_repeat(rpc) => tokio::time::sleep(pause).await,
-                Some(_) | None => return Err(fault.into_error(rpc, &self.endpoint)),
+            if let (Fault::Lost { cause, sent: true }, None) = (&fault, &lost) {
+                lost = Some((Instant::now(), cause.clone()));
+            }
+            match self.pause_before_next(rpc, &fault, failed, begun, lost.as_ref().map(|(since, _)| *since)).await {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(fault.into_error(rpc, &self.endpoint)),
             }
         }
+    }
+
+    /// How long to wait before a call is made again that has failed so often; `None`: it is not.
+    async fn pause_before_next(
+        &self,
+        rpc: Rpc,
+        fault: &Fault,
+        failed: usize,
+        begun: Instant,
+        lost_since: Option<Instant>,
+    ) -> Option<Duration> {
+        let reached = fault.reached()?;
+        if let (Reached::NoAnswer, Some(since), Effect::Starts | Effect::Once) = (reached, lost_since, rpc.effect()) {
+            // What it has done is remembered, if at all, for as long as the executor says.
+            let known = self.learn(since + self.patience()).await;
+            let (features, window) = known.map_or_else(Default::default, |known| (known.features, known.resume_window));
+            let in_time = since.elapsed() < window.max(self.deadlines.connect);
+            return (in_time && rpc.may_repeat(reached, features)).then(|| retry::wait(failed, random_fraction()));
+        }
+        // A host that swallows packets has had its chance when the first attempt took as long as connecting may.
+        let in_time = begun.elapsed() < self.deadlines.connect;
+        let again = in_time && rpc.may_repeat(reached, Features::default());
+        retry::pause(failed, random_fraction()).filter(|_| again)
+    }
+
+    /// What the executor has said of itself, once; asked for until then. `None`: it did not answer. Boxed, since asking is a
+    /// call too, which may come here.
+    fn learn(&self, until: Instant) -> BoxFuture<'_, Option<Known>> {
+        Box::pin(async move {
+            let asked = async {
+                for failed in 1.. {
+                    if self.known().is_some() || self.info().await.is_ok() {
+                        break;
+                    }
+                    tokio::time::sleep(retry::wait(failed, random_fraction())).await;
+                }
+            };
+            // Without an answer it stays unknown.
+            let _ = tokio::time::timeout_at(until, asked).await;
+            self.known().clone()
+        })
+    }
+
+    /// How long an executor is looked for of which nothing is known.
+    fn patience(&self) -> Duration {
+        DEFAULT_PATIENCE.min(self.deadlines.call)
     }
 
     /// A call with one answer, within the usual deadline.
@@ -210,6 +268,29 @@ impl RemoteExecutor {
     }
 }
 
+/// The rest of a read. The inner error is a connection's that failed.
+async fn task_output(incoming: &mut Incoming<v1::ReadOutputEvent>) -> Result<Result<TaskOutput, Fault>, ExecutorError> {
+    use v1::read_output_event::Event;
+    let mut gathered = Gathered::default();
+    loop {
+        let v1::ReadOutputEvent { event } = match incoming.next().await {
+            Ok(event) => event,
+            Err(fault) => return Ok(Err(fault)),
+        };
+        match event {
+            Some(Event::Chunk(chunk)) => convert::chunk(chunk)
+                .and_then(|chunk| gathered.add(&chunk))
+                .map_err(|malformed| incoming.malformed(malformed))?,
+            // An event that this client does not know is an addition to the protocol.
+            Some(Event::Heartbeat(v1::Heartbeat {})) | None => {}
+            Some(Event::Status(status)) => {
+                let output = convert::task_output(status, gathered.take());
+                return output.map(Ok).map_err(|malformed| incoming.malformed(malformed));
+            }
+        }
+    }
+}
+
 /// 128 random bits as text: a name that nobody else has chosen.
 fn random_name() -> String {
     let mut bytes = [0; 16];
@@ -251,6 +332,7 @@ impl Executor for RemoteExecutor {
         *self.known() = Some(Known {
             grace: Duration::from_millis(info.grace_ms),
             resume_window: Duration::from_millis(info.resume_window_ms),
+            features: Features::of(&info.features),
             boot_id: info.boot_id.clone(),
         });
         Ok(info)
@@ -284,7 +366,8 @@ impl Executor for RemoteExecutor {
         id: &TaskId,
         wait: Option<Duration>,
     ) -> Result<TaskOutput, ExecutorError> {
-        let request = v1::ReadOutputRequest {
+        let until = wait.map(|wait| Instant::now() + wait);
+        let mut request = v1::ReadOutputRequest {
             caller: convert::caller(owner),
             task_id: id.0.clone(),
             read_id: random_name(),
@@ -293,23 +376,25 @@ impl Executor for RemoteExecutor {
         let open = |mut client: ExecutorClient<Wire>, request| async move {
             client.read_output(request).await.map(tonic::Response::into_inner)
         };
-        let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), request, open).await?;
-        let mut incoming = self.incoming(Rpc::ReadOutput, stream);
-        let mut gathered = Gathered::default();
-        loop {
-            let v1::ReadOutputEvent { event } = incoming.next().await.map_err(|fault| incoming.error(fault))?;
-            match event {
-                Some(v1::read_output_event::Event::Chunk(chunk)) => convert::chunk(chunk)
-                    .and_then(|chunk| gathered.add(&chunk))
-                    .map_err(|malformed| incoming.malformed(malformed))?,
-                // An event that this client does not know is an addition to the protocol.
-                Some(v1::read_output_event::Event::Heartbeat(v1::Heartbeat {})) | None => {}
-                Some(v1::read_output_event::Event::Status(status)) => {
-                    return convert::task_output(status, gathered.take())
-                        .map_err(|malformed| incoming.malformed(malformed));
-                }
+        let begun = Instant::now();
+        let mut lost_since = None;
+        for failed in 1.. {
+            let message = request.clone();
+            let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), message, open).await?;
+            let mut incoming = self.incoming(Rpc::ReadOutput, stream);
+            let fault = match task_output(&mut incoming).await? {
+                Ok(output) => return Ok(output),
+                Err(fault) => fault,
+            };
+            let since = *lost_since.get_or_insert_with(Instant::now);
+            // The answer was lost on its way: the executor gives the same again for the same name.
+            match self.pause_before_next(Rpc::ReadOutput, &fault, failed, begun, Some(since)).await {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(incoming.error(fault)),
             }
+            request.wait_ms = until.map(|until| until.saturating_duration_since(Instant::now()).as_secs_f64() * 1000.0);
         }
+        unreachable!("the attempts are counted without an end")
     }
 
     async fn kill_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<KillOutcome, ExecutorError> {

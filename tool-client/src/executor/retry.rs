@@ -1,8 +1,9 @@
-//! What may be sent again after a failure: one table, for every call of the protocol.
+//! What may be made again after a failure: one table, for every call of the protocol.
 //!
-//! The rule behind the table: a call is sent again only where that cannot do anything twice. Whether a request can have
+//! The rule behind the table: a call is made again only where that cannot do anything twice. Whether a request can have
 //! reached the executor is known, not guessed (see `connect`): a request whose body was never handed to a connection has
-//! done nothing, so any call may be repeated then. After that only calls that change nothing, or the same thing, may.
+//! done nothing, so any call may be repeated then. After that only calls that change nothing or the same thing may, and those
+//! whose name the executor remembers (a start key, a read's id), where it announces that it does.
 
 use std::time::Duration;
 
@@ -33,8 +34,36 @@ pub(super) enum Effect {
     Once,
 }
 
+/// What is known of a call that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Reached {
+    /// Its request was never handed to a connection.
+    NotSent,
+    /// It may have arrived, and no answer came.
+    NoAnswer,
+    /// The executor has said no.
+    Answered,
+}
+
+/// What the executor announces of what it remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Features {
+    /// A start is made once for each key, and a run can be attached to.
+    pub(super) resume: bool,
+    /// The latest read is answered the same again.
+    pub(super) read_id: bool,
+}
+
+impl Features {
+    /// Reads the names that the executor announces.
+    pub(super) fn of(names: &[String]) -> Self {
+        let has = |name: &str| names.iter().any(|one| one == name);
+        Self { resume: has("resume"), read_id: has("read-id") }
+    }
+}
+
 impl Rpc {
-    /// The table.
+    /// What the call does.
     pub(super) const fn effect(self) -> Effect {
         match self {
             Self::GetInfo | Self::GetTask | Self::ListTasks | Self::WatchTasks | Self::ReadStream => Effect::None,
@@ -45,9 +74,27 @@ impl Rpc {
         }
     }
 
-    /// Whether the call may be made again after its connection failed.
-    pub(super) const fn may_repeat(self, sent: bool) -> bool {
-        !sent || matches!(self.effect(), Effect::None)
+    /// The table.
+    pub(super) const fn may_repeat(self, reached: Reached, features: Features) -> bool {
+        match (reached, self) {
+            (Reached::Answered, _) => false,
+            (Reached::NotSent, _) => true,
+            (Reached::NoAnswer, Self::Run | Self::StartTask) => features.resume,
+            // Its run is known by the key, so a second one ends nothing else.
+            (Reached::NoAnswer, Self::CancelRun) => features.resume,
+            (Reached::NoAnswer, Self::ReadOutput) => features.read_id,
+            // A second kill would say that there was nothing to kill.
+            (Reached::NoAnswer, Self::KillTask) => false,
+            (
+                Reached::NoAnswer,
+                Self::GetInfo
+                | Self::GetTask
+                | Self::ListTasks
+                | Self::WatchTasks
+                | Self::ReadStream
+                | Self::AckCompletions,
+            ) => true,
+        }
     }
 }
 
@@ -61,29 +108,61 @@ pub(super) fn pause(failed: usize, jitter: f64) -> Option<Duration> {
     PAUSES.get(failed.checked_sub(1)?).map(|pause| pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0)))
 }
 
+/// The least pause before somebody who has lost an executor looks for it again.
+const LEAST_WAIT: Duration = Duration::from_millis(20);
+/// What the pause is drawn from, at first; doubled with each failure.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+/// The longest that it is drawn from.
+const MOST_WAIT: Duration = Duration::from_secs(2);
+
+/// How long to wait before looking again for an executor that was lost with something of ours on it, after so many failures:
+/// anything up to the longest (full jitter), so that its clients do not come back together.
+pub(super) fn wait(failed: usize, jitter: f64) -> Duration {
+    let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
+    (FIRST_WAIT * 2_u32.pow(doublings)).min(MOST_WAIT).mul_f64(jitter.clamp(0.0, 1.0)).max(LEAST_WAIT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_may_be_made_again_is_this_table() {
+        let none = Features::default();
+        let all = Features { resume: true, read_id: true };
         let table = [
-            // call, repeated when it was never sent, repeated when it may have arrived
+            // call, repeated when it may have arrived: without the features, with them
             (Rpc::GetInfo, true, true),
-            (Rpc::Run, true, false),
-            (Rpc::CancelRun, true, false),
-            (Rpc::StartTask, true, false),
-            (Rpc::ReadOutput, true, false),
-            (Rpc::KillTask, true, false),
+            (Rpc::Run, false, true),
+            (Rpc::CancelRun, false, true),
+            (Rpc::StartTask, false, true),
+            (Rpc::ReadOutput, false, true),
+            (Rpc::KillTask, false, false),
             (Rpc::GetTask, true, true),
             (Rpc::ListTasks, true, true),
             (Rpc::WatchTasks, true, true),
             (Rpc::AckCompletions, true, true),
             (Rpc::ReadStream, true, true),
         ];
-        for (rpc, unsent, sent) in table {
-            assert_eq!((rpc.may_repeat(false), rpc.may_repeat(true)), (unsent, sent), "{rpc:?}");
+        for (rpc, without, with) in table {
+            let repeated = |features| rpc.may_repeat(Reached::NoAnswer, features);
+            assert_eq!((repeated(none), repeated(all)), (without, with), "{rpc:?}");
+            for features in [none, all] {
+                assert!(rpc.may_repeat(Reached::NotSent, features), "{rpc:?}");
+                assert!(!rpc.may_repeat(Reached::Answered, features), "{rpc:?}");
+            }
         }
+        // Each feature is about its own calls.
+        assert!(!Rpc::ReadOutput.may_repeat(Reached::NoAnswer, Features { resume: true, read_id: false }));
+        assert!(!Rpc::StartTask.may_repeat(Reached::NoAnswer, Features { resume: false, read_id: true }));
+    }
+
+    #[test]
+    fn features_are_read_by_name() {
+        let of = |names: &[&str]| Features::of(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["spill", "resumed"]), Features::default());
+        assert_eq!(of(&["resume", "follow"]), Features { resume: true, read_id: false });
+        assert_eq!(of(&["read-id"]), Features { resume: false, read_id: true });
     }
 
     #[test]
@@ -95,5 +174,13 @@ mod tests {
         assert!(pause(1, 0.0) < pause(1, 1.0));
         let longest: Duration = (1..).map_while(|failed| pause(failed, 1.0)).sum();
         assert!(longest < Duration::from_secs(1), "{longest:?}");
+    }
+
+    #[test]
+    fn waits_grow_to_their_bound_and_are_anything_below_it() {
+        assert_eq!((wait(1, 0.0), wait(1, 1.0)), (LEAST_WAIT, FIRST_WAIT));
+        assert_eq!((wait(9, 0.0), wait(9, 1.0), wait(usize::MAX, 1.0)), (LEAST_WAIT, MOST_WAIT, MOST_WAIT));
+        assert!((1..12).map(|failed| wait(failed, 1.0)).is_sorted());
+        assert_eq!(wait(6, 0.5), (FIRST_WAIT * 32).min(MOST_WAIT) / 2);
     }
 }

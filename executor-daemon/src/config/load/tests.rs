@@ -64,7 +64,7 @@ fn the_file_holds_every_key_and_options_win_over_it() {
         "config.toml",
         "listen = ['unix:a', 'tcp:127.0.0.1:0']\ntoken_file = 'token'\ninsecure = true\ndefault_workdir = '/'\n\
          timeout_ms = 1.5\nmax_timeout_ms = 2\nmax_output_bytes = 1\nmax_spill_bytes = 2\ngrace_ms = 3\n\
-         drain_quiet_ms = 4\ndrain_total_ms = 5\nheartbeat_ms = 60\nreap_descendants = true\nmax_tasks_per_owner = 7\n\
+         drain_quiet_ms = 4\ndrain_total_ms = 5\nheartbeat_ms = 60\nresume_window_ms = 61\nreap_descendants = true\nmax_tasks_per_owner = 7\n\
          max_tasks = 8\nmax_leftovers_per_owner = 9\nmax_finished_per_owner = 10\nfinished_kept_seconds = 11\n\
          max_completions_per_owner = 12\nlog_level = 'trace'\nlog_format = 'json'\n",
     );
@@ -83,6 +83,7 @@ fn the_file_holds_every_key_and_options_win_over_it() {
         drain_quiet_ms: 4,
         drain_total_ms: 5,
         heartbeat_ms: 60,
+        resume_window_ms: 61,
         reap_descendants: true,
         max_tasks_per_owner: 7,
         max_tasks: 8,
@@ -114,6 +115,7 @@ fn help_states_the_defaults_that_hold() {
         ("drain_quiet_ms", defaults.drain_quiet_ms.to_string()),
         ("drain_total_ms", defaults.drain_total_ms.to_string()),
         ("heartbeat_ms", defaults.heartbeat_ms.to_string()),
+        ("resume_window_ms", defaults.resume_window_ms.to_string()),
         ("reap_descendants", defaults.reap_descendants.to_string()),
         ("max_tasks_per_owner", defaults.max_tasks_per_owner.to_string()),
         ("max_tasks", defaults.max_tasks.to_string()),

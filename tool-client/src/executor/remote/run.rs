@@ -1,16 +1,18 @@
 //! A foreground run over gRPC.
 //!
 //! ```text
-//! opening ──Accepted──▶ running ──Finished──▶ result
-//!    │ lost, unsent        │ lost                 an error before Accepted says whether the command can have run;
-//!    │   → unavailable     │   → result with      after it there is always a result
-//!    │ lost, sent          │     an unknown exit
-//!    │   → outcome unknown │
+//!               ┌──── attached again ────┐
+//!               ▼                          │
+//! opening ──Accepted──▶ running ──lost──▶ lost   an error before Accepted says whether the command can have run;
+//!    │ lost, unsent        │               │     after it there is always a result
+//!    │   → unavailable     │ Finished      │ not within the executor's window
+//!    │ lost, sent, not     ▼               ▼
+//!    │ found again       result          result with an unknown exit
+//!    │   → outcome unknown
 //! ```
 //! An abort asks the executor to end the run, waits for its word that nothing is alive, and reads the stream to its end; all
 //! of it within the executor's grace and a little more, so that an executor that does not answer keeps nobody waiting. What
-//! was never sent needs no end. It does not attach to the run again after a cut: an executor ends a run whose client has
-//! vanished.
+//! was never sent needs no end. A run that is dropped is ended as by an abort, without waiting for it.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -31,8 +33,10 @@ use super::{
         error::Fault,
         retry::Rpc,
     },
-    RemoteExecutor, check,
-    incoming::{Gathered, index},
+    RemoteExecutor,
+    attach::{CancelOnDrop, NotAttached, attach},
+    check,
+    incoming::{Gathered, Incoming, index},
     lost, random_name,
 };
 
@@ -46,6 +50,8 @@ struct Progress {
     /// Offset after the last byte that has arrived, of stdout and stderr.
     received: [u64; 2],
     tails: Gathered,
+    /// The stream was lost, and the next one begins with what was agreed again.
+    begins_again: bool,
 }
 
 pub(super) async fn run(
@@ -71,11 +77,15 @@ pub(super) async fn run(
     };
     let sent = Sent::default();
     let (accepted, is_accepted) = watch::channel(false);
+    let mut dropped = CancelOnDrop::new(remote, owner, &key, &sent, is_accepted.clone());
     let survivors = {
         let mut driven = pin!(drive(remote, request, &sent, accepted, &mut progress, sink));
         tokio::select! {
             biased;
-            result = &mut driven => return result,
+            result = &mut driven => {
+                dropped.disarm();
+                return result;
+            }
             () = abort.cancelled() => {}
         }
         if sent.withdraw() {
@@ -89,14 +99,20 @@ pub(super) async fn run(
             // It ended while it was being aborted. The executor's word that nothing is alive is still awaited.
             result = &mut driven => {
                 let outcome = within(&mut limit, cancelled).await.and_then(Result::ok);
+                if outcome.is_some() {
+                    dropped.disarm();
+                }
                 return Ok(result?.after_abort(outcome.map(|outcome| outcome.survivors).unwrap_or_default()));
             }
             outcome = within(&mut limit, &mut cancelled) => match outcome {
-                Some(Ok(outcome)) => match within(&mut limit, driven).await {
-                    Some(result) => return Ok(result?.after_abort(outcome.survivors)),
-                    None => outcome.survivors,
-                },
-                // It could not be told to end the run. Leaving the stream does the same.
+                Some(Ok(outcome)) => {
+                    dropped.disarm();
+                    match within(&mut limit, driven).await {
+                        Some(result) => return Ok(result?.after_abort(outcome.survivors)),
+                        None => outcome.survivors,
+                    }
+                }
+                // It could not be told to end the run in time. It is told for a little longer, without waiting for it.
                 Some(Err(_)) | None => Vec::new(),
             },
         }
@@ -147,7 +163,7 @@ async fn cancel(
     }
 }
 
-/// Opens the stream and reads it to its end.
+/// Opens the stream and reads it to its end, attaching to the run again whenever the connection is lost.
 async fn drive(
     remote: &RemoteExecutor,
     request: v1::RunRequest,
@@ -160,13 +176,49 @@ async fn drive(
         client.run(request).await.map(tonic::Response::into_inner)
     };
     let before = remote.known().clone();
+    let mut again = request.clone();
     let stream = remote.call(Rpc::Run, remote.deadlines.silence, sent, request, open).await?;
     let mut incoming = remote.incoming(Rpc::Run, stream);
     loop {
+        let fault = match follow(&mut incoming, &accepted, progress, sink.as_deref_mut()).await? {
+            Ok(result) => return Ok(*result),
+            Err(fault) => fault,
+        };
+        if progress.accepted.is_some() {
+            progress.lost(sink.is_some());
+            // Whoever names offsets was told of the start, so that nothing is started again.
+            again.stdout_offset = Some(progress.received[0]);
+            again.stderr_offset = Some(progress.received[1]);
+        }
+        match (attach(remote, &again, &fault).await, progress.accepted.is_some()) {
+            (Ok(stream), _) => incoming = remote.incoming(Rpc::Run, stream),
+            (Err(NotAttached::Answered(error)), false) => {
+                return Err(Fault::Answer(error)
+                    .after_lost_attempt(Rpc::Run, "the connection was lost at its start")
+                    .into_error(Rpc::Run, &remote.endpoint));
+            }
+            (Err(_), false) => return Err(incoming.error(fault)),
+            (Err(NotAttached::LostFor(window)), true) => {
+                return Ok(progress.unseen(format!("connection lost for longer than {}ms", window.as_millis())));
+            }
+            (Err(NotAttached::NotOffered | NotAttached::Answered(_)), true) => {
+                return Ok(progress.unseen(lost::reason(remote, before.as_ref(), &fault).await));
+            }
+        }
+    }
+}
+
+/// Reads a stream to its end. The inner error is a connection's that failed.
+async fn follow(
+    incoming: &mut Incoming<v1::RunEvent>,
+    accepted: &watch::Sender<bool>,
+    progress: &mut Progress,
+    mut sink: Option<&mut (dyn OutputSink + '_)>,
+) -> Result<Result<Box<RunResult>, Fault>, ExecutorError> {
+    loop {
         let event = match incoming.next().await {
             Ok(v1::RunEvent { event }) => event,
-            Err(fault) if progress.accepted.is_none() => return Err(incoming.error(fault)),
-            Err(fault) => return Ok(progress.unseen(lost::reason(remote, before.as_ref(), &fault).await)),
+            Err(fault) => return Ok(Err(fault)),
         };
         match progress.take(event, sink.is_some()) {
             Ok(Step::Nothing) => {}
@@ -181,11 +233,8 @@ async fn drive(
                     sink.output(chunk).await;
                 }
             }
-            Ok(Step::Finished(result)) => return Ok(*result),
-            Err(malformed) => {
-                let fault = Fault::Lost { cause: malformed.to_string(), sent: true };
-                return Err(incoming.error(fault));
-            }
+            Ok(Step::Finished(result)) => return Ok(Ok(result)),
+            Err(malformed) => return Err(incoming.malformed(malformed)),
         }
     }
 }
@@ -215,6 +264,11 @@ impl Progress {
         };
         match event {
             Event::Heartbeat(v1::Heartbeat {}) => Ok(Step::Nothing),
+            Event::Accepted(message) if self.begins_again => {
+                self.begins_again = false;
+                let same = convert::accepted(message)?.run_id == agreed.run_id;
+                if same { Ok(Step::Nothing) } else { Err(Malformed("another run")) }
+            }
             Event::Accepted(_) => Err(Malformed("a second start")),
             Event::Output(message) if streams => {
                 let mut chunk = convert::chunk(message)?;
@@ -240,6 +294,15 @@ impl Progress {
                 let mode = agreed.sandbox_mode;
                 convert::finished(message, mode, self.tails.take()).map(|result| Step::Finished(Box::new(result)))
             }
+        }
+    }
+
+    /// The stream was lost. Another one goes on with the output, but sends the tails from their start.
+    fn lost(&mut self, streams: bool) {
+        self.begins_again = true;
+        if !streams {
+            self.received = [0; 2];
+            self.tails = Gathered::default();
         }
     }
 
