@@ -23,6 +23,7 @@ pub use executor_proto::{error::ExecutorError, types};
 use futures_core::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) mod backoff;
 pub mod connect;
 mod convert;
 mod error;

@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use executor_proto::{
     MAX_REQUEST_BYTES,
     error::{ExecutorError, SizedPart},
+    transport,
     types::{
         CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo,
         TaskOutput, WatchEvent,
@@ -26,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
 use super::{
-    Executor, OutputSink,
-    connect::{ConnectError, Endpoint, Peer, Sent, Token, Wire},
+    Executor, OutputSink, backoff,
+    connect::{ConnectError, Endpoint, Keepalive, Peer, Sent, Token, Wire},
     convert::{self, Malformed},
     error::Fault,
     retry::{self, Rpc},
@@ -59,7 +60,7 @@ pub struct Deadlines {
 
 impl Default for Deadlines {
     fn default() -> Self {
-        Self { connect: Duration::from_secs(5), call: Duration::from_secs(30), silence: 3 * Duration::from_secs(15) }
+        Self { connect: transport::CONNECT_LIMIT, call: transport::CALL_LIMIT, silence: transport::LONGEST_SILENCE }
     }
 }
 
@@ -102,7 +103,13 @@ impl RemoteExecutor {
     /// The same with other deadlines.
     #[must_use]
     pub fn with_deadlines(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines) -> Self {
-        let wire = Wire::new(endpoint, token, deadlines.connect);
+        Self::with_times(endpoint, token, deadlines, Keepalive::default())
+    }
+
+    /// The same with other deadlines and pings.
+    #[must_use]
+    pub fn with_times(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines, keepalive: Keepalive) -> Self {
+        let wire = Wire::new(endpoint, token, deadlines.connect, keepalive);
         let peer = wire.peer().clone();
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -141,7 +148,7 @@ impl RemoteExecutor {
             failed += 1;
             // A host that swallows packets has had its chance when the first attempt took as long as connecting may.
             let in_time = begun.elapsed() < self.deadlines.connect;
-            match retry::pause(failed, random_fraction()) {
+            match retry::pause(failed, backoff::jitter()) {
                 Some(pause) if in_time && fault.may_repeat(rpc) => tokio::time::sleep(pause).await,
                 Some(_) | None => return Err(fault.into_error(rpc, &self.endpoint)),
             }
@@ -218,10 +225,6 @@ fn random_name() -> String {
         let _ = write!(name, "{byte:02x}");
         name
     })
-}
-
-fn random_fraction() -> f64 {
-    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 
 /// What the executor would refuse is not sent.
