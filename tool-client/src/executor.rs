@@ -31,6 +31,9 @@ pub mod local;
 pub mod remote;
 mod retry;
 
+#[cfg(fuzzing)]
+pub use convert::fuzzing::{answers, start};
+
 /// Takes a run's output as it comes. Called in order; a slow sink delays only itself, never the command.
 #[async_trait]
 pub trait OutputSink: Send {

@@ -2,15 +2,20 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use executor_proto::types::{CommandSpec, Exit, OwnerId, TaskStatus};
+use executor_proto::types::{CommandSpec, Exit, OwnerId, StreamChunk, TaskStatus};
 use executor_tests::{
-    Backend, SESSION, Setup, Stopwatch, World, every_daemon, faults::Plan, on_backend, run, wait_for,
+    Backend, SESSION, Setup, Stopwatch, World, every_daemon, faults::Plan, on_backend, run, wait_for, wait_until,
 };
 use futures_util::future::join_all;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
 use tool_client::executor::{
-    Executor, ExecutorError,
+    Executor, ExecutorError, OutputSink,
     connect::{Endpoint, Keepalive},
     remote::{Deadlines, RemoteExecutor},
 };
@@ -68,11 +73,11 @@ async fn m09_a_half_open_connection_is_noticed_and_replaced(world: &World) {
 
 on_backend!(Backend::Unix, m09_a_run_over_a_half_open_connection_ends with pinging());
 async fn m09_a_run_over_a_half_open_connection_ends(world: &World) {
-    let result = run_half_open(world).await;
-    match &result.exit {
-        Exit::Code(0) => {}
-        Exit::Unknown(reason) => assert!(!reason.is_empty()),
-        other => panic!("{other:?}"),
+    let (exit, heard) = run_half_open(world).await;
+    match exit {
+        Exit::Code(0) => assert_eq!(heard, b"out\nlast\n"),
+        Exit::Unknown(reason) => assert!(!reason.is_empty() && heard == b"out\n", "{reason}: {heard:?}"),
+        Exit::Code(_) | Exit::Signal(_) => panic!("it ended otherwise: {exit:?}"),
     }
 }
 
@@ -80,24 +85,39 @@ async fn m09_a_run_over_a_half_open_connection_ends(world: &World) {
 #[ignore = "needs runs that are attached to again after their connection was lost"]
 fn m05_a_run_over_a_half_open_connection_brings_everything() {
     run(Backend::Unix, pinging(), async |world: &World| {
-        let result = run_half_open(world).await;
-        assert_eq!((result.exit, &result.stdout.tail[..]), (Exit::Code(0), &b"out\nlast\n"[..]));
+        assert_eq!(run_half_open(world).await, (Exit::Code(0), b"out\nlast\n".to_vec()));
     });
 }
 
-/// A run whose connection becomes half-open after its first output, and that ends once there is another connection.
-async fn run_half_open(world: &World) -> executor_proto::types::RunResult {
-    let begun = world.tmp().join("begun");
-    let run = world.run(command(world, "echo out; : > begun; until [ -e go ]; do sleep 0.02; done; echo last"));
+/// Takes output, and lets it be waited for.
+#[derive(Default)]
+struct Heard(watch::Sender<Vec<u8>>);
+
+#[async_trait]
+impl OutputSink for Heard {
+    async fn output(&mut self, chunk: StreamChunk) {
+        self.0.send_modify(|heard| heard.extend_from_slice(&chunk.data));
+    }
+}
+
+/// A run whose connection becomes half-open after its first output, and that ends once there is another connection: how it
+/// ended, and what was heard of it.
+async fn run_half_open(world: &World) -> (Exit, Vec<u8>) {
+    let mut sink = Heard::default();
+    let mut heard = sink.0.subscribe();
+    let (owner, abort) = (owner(), CancellationToken::new());
+    let spec = command(world, "echo out; until [ -e go ]; do sleep 0.02; done; echo last");
+    let run = world.executor().run(Some(&owner), spec, &abort, Some(&mut sink));
     let break_it = async {
-        wait_for("the run has begun", SOON, || begun.exists()).await;
+        heard.wait_for(|heard| heard == b"out\n").await.expect("the sink is there until it has ended");
         let connections = world.faults().seen().connections;
         world.faults().halt();
         wait_for("another connection", SOON, || world.faults().seen().connections > connections).await;
         go(world);
     };
     let (result, ()) = tokio::join!(run, break_it);
-    result.expect("it was started, so there is a result")
+    let heard = heard.borrow().clone();
+    (result.expect("it was started, so there is a result").exit, heard)
 }
 
 every_daemon!(n02_no_number_of_pings_is_too_many with Setup {

@@ -54,12 +54,12 @@ async fn n07_a_start_that_was_refused_is_made_when_somebody_listens_again(world:
 every_daemon!(n07_a_start_that_is_cut_at_any_byte_runs_at_most_once with Setup::through(Plan::PASS));
 async fn n07_a_start_that_is_cut_at_any_byte_runs_at_most_once(world: &World) {
     /// Between two cuts; a start is a few hundred bytes in each direction.
-    const STEP: u64 = 11;
+    const STEP: usize = 11;
     let direct = world.direct();
     let owner = OwnerId("n7".to_owned());
     let mut said = BTreeMap::new();
     for direction in [Direction::ToDaemon, Direction::ToClient] {
-        for bytes in (0..).step_by(STEP as usize) {
+        for bytes in (0_u64..).step_by(STEP) {
             let name = format!("{direction:?}-{bytes}");
             // Connections are cut after their first bytes, so each start has a connection of its own.
             let client = world.client(world.faults().endpoint(), Deadlines::default(), Keepalive::default());
