@@ -43,3 +43,15 @@ image:
     tests/compose/base-image.sh
     cargo build --release --locked -p executor-daemon -p tool-client
     PATH=/usr/bin:$PATH DOCKER_BUILDKIT=1 docker build --build-arg BINARIES=prebuilt --tag executor-daemon .
+
+# Each fuzz target for FUZZ_SECONDS (20), over the seeds that are kept and what earlier runs found. libFuzzer needs flags that
+# the stable toolchain has only when told so. FUZZ_ONLY=NAME runs one.
+fuzz:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export RUSTC_BOOTSTRAP=1
+    for target in ${FUZZ_ONLY:-arguments tail wire}; do
+        mkdir -p "fuzz/corpus/$target"
+        cargo fuzz run --dev "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+            -max_total_time="${FUZZ_SECONDS:-20}" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1
+    done

@@ -86,7 +86,7 @@ impl Settings {
             grace_ms: 3_000,
             drain_quiet_ms: 250,
             drain_total_ms: 1_000,
-            heartbeat_ms: 15_000,
+            heartbeat_ms: executor_proto::transport::HEARTBEAT.as_secs() * 1_000,
             resume_window_ms: 30_000,
             reap_descendants: false,
             max_tasks_per_owner: 256,

@@ -15,3 +15,9 @@ mod output;
 pub mod server;
 mod service;
 pub mod telemetry;
+
+/// What the fuzz targets call. Built under `--cfg fuzzing` only.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::{output::deltas_add_up, service::requests};
+}

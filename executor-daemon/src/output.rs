@@ -37,6 +37,8 @@ use futures_core::future::BoxFuture;
 use tokio::{sync::watch, time};
 
 pub(crate) use self::reader::{ReadUntil, StreamReader};
+#[cfg(fuzzing)]
+pub use self::tail::fuzzing::deltas_add_up;
 use self::{
     pump::{Pump, PumpControl},
     ring::Ring,

@@ -11,7 +11,7 @@ mod incoming;
 
 use std::{io, os::unix::process::parent_id, process::ExitCode, time::Duration};
 
-use executor_proto::FILE_DESCRIPTOR_SET;
+use executor_proto::{FILE_DESCRIPTOR_SET, transport};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
@@ -25,10 +25,6 @@ use crate::{
     service::{self, auth::Gate, edge::EdgeLayer},
     telemetry,
 };
-
-/// Pings from the server on a connection that is silent, and the wait for their answer. Clients may ping as often as they
-/// like, so no matching setting is needed on their side.
-const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Calls under way on one connection: a session has few, but one connection may carry a whole harness.
 const MAX_CALLS_PER_CONNECTION: u32 = 4_096;
@@ -110,8 +106,8 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
 
     let (close, closed) = oneshot::channel::<()>();
     let serving = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .http2_keepalive_interval(Some(transport::DAEMON_PING_INTERVAL))
+        .http2_keepalive_timeout(Some(transport::DAEMON_PING_TIMEOUT))
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .initial_stream_window_size(CALL_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

@@ -10,6 +10,9 @@ pub(crate) mod edge;
 mod status;
 mod streams;
 
+#[cfg(fuzzing)]
+pub use convert::fuzzing::requests;
+
 use std::time::Duration;
 
 use executor_proto::{

@@ -4,9 +4,11 @@
 //!   toolchain is needed to build; the test `generated` says when it is out of date and how to renew it.
 //! - [`types`] are the values that the protocol carries, as both sides use them: parsed once, at the edge, into a form
 //!   that cannot be invalid.
+//! - [`transport`] has the times that both sides of a connection keep.
 //! - [`error`] is every way in which an executor can refuse or fail, with its one mapping to and from the wire.
 
 pub mod error;
+pub mod transport;
 pub mod types;
 
 /// Generated code of `executor/v1/executor.proto`, as prost and tonic write it.

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, ffi::OsString, path::Path};
 
 use executor_daemon::config::Settings;
 use nix::unistd::Uid;
-use tool_client::executor::local::LocalOptions;
+use tool_client::executor::{connect::Keepalive, local::LocalOptions, remote::Deadlines};
 
-use crate::binaries;
+use crate::{binaries, faults::Plan};
 
 /// Where an executor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,14 @@ pub struct Setup {
     pub launcher: Vec<String>,
     /// The process group that the daemon is started in; `None`: the test's.
     pub group: Option<i32>,
+    /// Longest silence on a stream from the daemon; `None`: the default.
+    pub heartbeat_ms: Option<u64>,
+    /// A proxy between client and daemon that does this; `None`: none.
+    pub faults: Option<Plan>,
+    /// What the client waits for at most.
+    pub deadlines: Deadlines,
+    /// How the client watches its connection.
+    pub keepalive: Keepalive,
     /// Where the daemon listens; `None`: a fresh socket, or a port that the kernel picks.
     pub listen: Option<String>,
 }
@@ -103,12 +111,22 @@ impl Default for Setup {
             run_as: "root",
             launcher: Vec::new(),
             group: None,
+            heartbeat_ms: None,
+            faults: None,
+            deadlines: Deadlines::default(),
+            keepalive: Keepalive::default(),
             listen: None,
         }
     }
 }
 
 impl Setup {
+    /// Through a proxy that does this.
+    #[must_use]
+    pub fn through(plan: Plan) -> Self {
+        Self { faults: Some(plan), ..Self::default() }
+    }
+
     /// The whole environment of the executor.
     pub(crate) fn executor_environment(&self, tmp: &Path) -> BTreeMap<String, String> {
         let tmp = tmp.to_string_lossy().into_owned();
@@ -168,6 +186,7 @@ impl Setup {
         ];
         lines.extend(self.default_workdir.as_ref().map(|path| format!("default_workdir = {path:?}")));
         let numbers = [
+            ("heartbeat_ms", self.heartbeat_ms),
             ("max_spill_bytes", self.max_spill_bytes),
             ("max_leftovers_per_owner", self.max_leftovers_per_owner),
             ("max_tasks_per_owner", self.max_tasks_per_owner),

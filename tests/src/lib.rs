@@ -27,6 +27,7 @@ use futures_util::FutureExt;
 mod backend;
 pub mod binaries;
 mod daemon;
+pub mod faults;
 mod mailbox;
 pub mod processes;
 pub mod scenario;

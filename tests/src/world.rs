@@ -19,7 +19,12 @@ use futures_util::StreamExt;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tool_client::{
-    executor::{Executor, ExecutorError, local::LocalExecutor, remote::RemoteExecutor},
+    executor::{
+        Executor, ExecutorError,
+        connect::{Endpoint, Keepalive, Token},
+        local::LocalExecutor,
+        remote::{Deadlines, RemoteExecutor},
+    },
     notices::Notices,
     session::Session,
     tools::{Abort, ToolResult, Tools},
@@ -29,6 +34,7 @@ use crate::{
     backend::{Backend, Setup},
     binaries,
     daemon::{Daemon, give},
+    faults::FaultProxy,
     mailbox::Mailbox,
     processes::{self, Found},
     random,
@@ -45,6 +51,7 @@ pub struct World {
     executor: Arc<dyn Executor>,
     mailbox: Arc<Mailbox>,
     started: Mutex<HashMap<TaskId, Option<OwnerId>>>,
+    proxy: Option<FaultProxy>,
     daemon: Option<Daemon>,
     tmp: PathBuf,
     tag: String,
@@ -71,14 +78,19 @@ impl World {
         for line in &setup.prepare {
             prepare(line, &tmp)?;
         }
-        let (executor, daemon): (Arc<dyn Executor>, _) = match backend {
-            Backend::InProcess => (Arc::new(LocalExecutor::start(setup.local_options(&tmp, &state)).await?), None),
-            Backend::Unix | Backend::Tcp => {
-                let daemon = Daemon::start(backend, &setup, root.path(), &tmp).await?;
-                (Arc::new(remote(daemon.endpoint(), Some(daemon.token_file()))?), Some(daemon))
-            }
+        if backend == Backend::InProcess {
+            anyhow::ensure!(setup.faults.is_none(), "an executor in this process has no connection");
+            let executor = LocalExecutor::start(setup.local_options(&tmp, &state)).await?;
+            return Self::over(Arc::new(executor), None, None, tmp, Some(root));
+        }
+        let daemon = Daemon::start(backend, &setup, root.path(), &tmp).await?;
+        let proxy = match setup.faults {
+            Some(plan) => Some(FaultProxy::start(daemon.endpoint(), root.path(), plan).await?),
+            None => None,
         };
-        Self::over(executor, daemon, tmp, Some(root))
+        let endpoint = proxy.as_ref().map_or(daemon.endpoint(), FaultProxy::endpoint);
+        let executor = remote(endpoint, Some(daemon.token_file()), setup.deadlines, setup.keepalive)?;
+        Self::over(Arc::new(executor), proxy, Some(daemon), tmp, Some(root))
     }
 
     /// Over a daemon that is already running elsewhere and shares the directory `tmp` with this process.
@@ -86,11 +98,13 @@ impl World {
     /// # Errors
     /// When the endpoint or the token file cannot be used.
     pub async fn connect(endpoint: &str, token_file: Option<&Path>, tmp: &Path) -> anyhow::Result<Self> {
-        Self::over(Arc::new(remote(endpoint, token_file)?), None, tmp.to_owned(), None)
+        let executor = remote(endpoint, token_file, Deadlines::default(), Keepalive::default())?;
+        Self::over(Arc::new(executor), None, None, tmp.to_owned(), None)
     }
 
     fn over(
         executor: Arc<dyn Executor>,
+        proxy: Option<FaultProxy>,
         daemon: Option<Daemon>,
         tmp: PathBuf,
         root: Option<TempDir>,
@@ -102,6 +116,7 @@ impl World {
             executor,
             mailbox,
             started: Mutex::default(),
+            proxy,
             daemon,
             tmp,
             // Digits, so that it can stand behind the point of a number of seconds.
@@ -161,6 +176,42 @@ impl World {
         self.daemon.as_ref()
     }
 
+    /// The proxy between client and daemon.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn faults(&self) -> &FaultProxy {
+        self.proxy.as_ref().expect("the setup asks for a proxy")
+    }
+
+    /// Another client of the daemon, that comes to it directly.
+    ///
+    /// # Panics
+    /// When there is no daemon.
+    #[must_use]
+    pub fn direct(&self) -> Arc<dyn Executor> {
+        let daemon = self.daemon().expect("there is a daemon");
+        self.client(daemon.endpoint(), Deadlines::default(), Keepalive::default())
+    }
+
+    /// Another client of the daemon, over an endpoint that leads to it.
+    ///
+    /// # Panics
+    /// When there is no daemon.
+    #[must_use]
+    pub fn client(&self, endpoint: &str, deadlines: Deadlines, keepalive: Keepalive) -> Arc<dyn Executor> {
+        let token_file = self.daemon().expect("there is a daemon").token_file();
+        Arc::new(remote(endpoint, Some(token_file), deadlines, keepalive).expect("its token can be read"))
+    }
+
+    /// The session's agent joins the registry, and its notices are watched for.
+    pub fn attach(&self, owner: &OwnerId) {
+        if self.mailbox.join(owner) {
+            self.notices.attach(owner.clone());
+        }
+    }
+
     /// A session that works in the directory.
     #[must_use]
     pub fn session(&self, id: &str) -> Session {
@@ -169,10 +220,8 @@ impl World {
 
     /// Makes a tool call as a harness does: the session's agent joins the registry, and the model's text is passed on.
     pub async fn call(&self, session: Option<&Session>, tool: &str, arguments: &str, abort: &Abort) -> ToolResult {
-        if let Some(session) = session
-            && self.mailbox.join(&session.id)
-        {
-            self.notices.attach(session.id.clone());
+        if let Some(session) = session {
+            self.attach(&session.id);
         }
         let result = self.tools.call(session, tool, arguments, abort).await;
         if let Some(id) = result.text.strip_prefix("started background task ") {
@@ -317,8 +366,8 @@ impl World {
     /// # Errors
     /// When it does not end, or not well, or leaves something behind.
     pub async fn finish(self) -> anyhow::Result<()> {
-        let Self { tools, notices, executor, mailbox, started: _, daemon, tmp: _, tag, root } = self;
-        drop((tools, notices, executor, mailbox));
+        let Self { tools, notices, executor, mailbox, started: _, proxy, daemon, tmp: _, tag, root } = self;
+        drop((tools, notices, executor, mailbox, proxy));
         if let Some(daemon) = daemon {
             daemon.stop().await?;
         }
@@ -349,9 +398,15 @@ impl World {
 /// Longest wait for the end of everything after the executor was dropped.
 const LAST_END: Duration = Duration::from_secs(15);
 
-fn remote(endpoint: &str, token_file: Option<&Path>) -> anyhow::Result<RemoteExecutor> {
-    let token = token_file.map(fs::read_to_string).transpose()?.map(|token| token.trim().to_owned());
-    RemoteExecutor::connect(endpoint, token).with_context(|| format!("connecting to {endpoint}"))
+fn remote(
+    endpoint: &str,
+    token_file: Option<&Path>,
+    deadlines: Deadlines,
+    keepalive: Keepalive,
+) -> anyhow::Result<RemoteExecutor> {
+    let token = token_file.map(Token::read).transpose()?;
+    let endpoint = Endpoint::parse(endpoint)?;
+    Ok(RemoteExecutor::with_times(&endpoint, token, deadlines, keepalive))
 }
 
 #[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]

@@ -23,12 +23,16 @@ pub use executor_proto::{error::ExecutorError, types};
 use futures_core::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) mod backoff;
 pub mod connect;
 mod convert;
 mod error;
 pub mod local;
 pub mod remote;
 mod retry;
+
+#[cfg(fuzzing)]
+pub use convert::fuzzing::{answers, start};
 
 /// Takes a run's output as it comes. Called in order; a slow sink delays only itself, never the command.
 #[async_trait]

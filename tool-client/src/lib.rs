@@ -12,3 +12,12 @@ pub mod presentation;
 pub mod session;
 pub mod text;
 pub mod tools;
+
+/// What the fuzz targets call. Built under `--cfg fuzzing` only.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::{
+        executor::{answers, start},
+        tools::fuzz_arguments as arguments,
+    };
+}

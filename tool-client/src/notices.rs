@@ -31,9 +31,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::{
     memory::Memories,
-    watcher::{Pace, Watcher},
+    watcher::{PACE, Watcher},
 };
-use crate::executor::Executor;
+use crate::executor::{Executor, backoff::Backoff};
 
 mod memory;
 mod watcher;
@@ -82,7 +82,7 @@ pub struct Notices {
 struct Shared {
     executor: Arc<dyn Executor>,
     registry: Arc<dyn AgentRegistry>,
-    pace: Pace,
+    pace: Backoff,
     owners: Mutex<Owners>,
     /// Parent of every watcher's stop.
     stop: CancellationToken,
@@ -109,10 +109,10 @@ impl Notices {
     /// Notices from this executor into this registry.
     #[must_use]
     pub fn new(executor: Arc<dyn Executor>, registry: Arc<dyn AgentRegistry>) -> Self {
-        Self::with_pace(executor, registry, Pace::DEFAULT)
+        Self::with_pace(executor, registry, PACE)
     }
 
-    fn with_pace(executor: Arc<dyn Executor>, registry: Arc<dyn AgentRegistry>, pace: Pace) -> Self {
+    fn with_pace(executor: Arc<dyn Executor>, registry: Arc<dyn AgentRegistry>, pace: Backoff) -> Self {
         let stop = CancellationToken::new();
         let _stop_on_drop = stop.clone().drop_guard();
         Self { shared: Arc::new(Shared { executor, registry, pace, owners: Mutex::default(), stop, _stop_on_drop }) }

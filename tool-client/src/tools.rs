@@ -9,6 +9,8 @@ use executor_proto::types::OwnerId;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(fuzzing)]
+pub use self::arguments::fuzzing::arguments as fuzz_arguments;
 pub use self::definitions::{ToolDefinition, definitions};
 use self::{arguments::Arguments, bash::Bash, bash_kill::BashKill, bash_output::BashOutput, definitions::Tool};
 use crate::{

@@ -1,6 +1,11 @@
 //! Every key of the configuration, in the order in which `--help` shows them. The command line, the file and their errors
 //! are all made from this list.
 
+use executor_proto::transport;
+
+/// Clients take a stream for lost after three times this, so it cannot be longer.
+const LONGEST_HEARTBEAT_MS: u64 = transport::HEARTBEAT.as_secs() * 1_000;
+
 /// A key: `timeout_ms` in the file, `--timeout-ms` on the command line.
 #[derive(Debug)]
 pub(super) struct Key {
@@ -175,7 +180,7 @@ pub(super) const KEYS: &[Key] = &[
         "heartbeat_ms",
         "heartbeat-ms",
         "MS",
-        milliseconds(10, 60_000),
+        milliseconds(10, LONGEST_HEARTBEAT_MS),
         Some("15000"),
         "Longest silence on a stream to a client",
     ),

@@ -1,5 +1,8 @@
 //! What a reader gets of a window of the stream's last bytes. Pure: positions in, positions out.
 
+#[cfg(fuzzing)]
+pub(super) mod fuzzing;
+
 use std::ops::Range;
 
 use super::text;

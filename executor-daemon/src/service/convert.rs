@@ -4,6 +4,9 @@
 //! missing or malformed is named. Answers are cut where a list has no natural end, so that every message stays within
 //! [`executor_proto::MAX_DAEMON_MESSAGE_BYTES`].
 
+#[cfg(fuzzing)]
+pub(super) mod fuzzing;
+
 use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;

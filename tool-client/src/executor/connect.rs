@@ -17,10 +17,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use executor_proto::transport;
 use http::{HeaderValue, Uri, header::AUTHORIZATION};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, UnixStream};
 use tonic::{
     Status,
     body::Body,
@@ -28,20 +27,35 @@ use tonic::{
 };
 use tower::Service;
 
+mod connector;
 mod peer;
 
+pub(super) use connector::ConnectFailure;
+use connector::Connector;
 pub(super) use peer::Peer;
 
-/// Ping of a connection with a call on it: what the daemon sends too, and above what it takes for too many.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// A ping that is not answered for so long ends the connection.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the executor may send on one stream before it is read.
 const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
 /// The same for the connection. So large that streams whose readers stand still never keep the others waiting.
 const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024 * 1024;
 /// A token is one line of a file; what is longer is not a token.
 const MAX_TOKEN_FILE_BYTES: u64 = 64 * 1024;
+
+/// How a connection is watched while nothing comes over it. One that is half-open is found to be lost after both times
+/// together, and the next call connects again. The daemon takes pings however often they come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// A ping after so long without a byte from the executor. Default 10 s.
+    pub interval: Duration,
+    /// Longest wait for its answer. Default 10 s.
+    pub timeout: Duration,
+}
+
+impl Default for Keepalive {
+    fn default() -> Self {
+        Self { interval: transport::CLIENT_PING_INTERVAL, timeout: transport::CLIENT_PING_TIMEOUT }
+    }
+}
 
 /// Where an executor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,17 +126,6 @@ impl Endpoint {
             Self::Tcp { host, port } => format!("http://{host}:{port}"),
         }
     }
-
-    async fn connect(&self) -> std::io::Result<Connection> {
-        match self {
-            Self::Unix(path) => UnixStream::connect(path).await.map(|stream| Box::pin(stream) as Connection),
-            Self::Tcp { host, port } => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                stream.set_nodelay(true)?;
-                Ok(Box::pin(stream))
-            }
-        }
-    }
 }
 
 impl fmt::Display for Endpoint {
@@ -133,10 +136,6 @@ impl fmt::Display for Endpoint {
         }
     }
 }
-
-trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send {}
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send> Io for T {}
-type Connection = Pin<Box<dyn Io>>;
 
 /// The bearer token that identifies this client.
 #[derive(Clone)]
@@ -218,11 +217,6 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The connection could not be established. Found in the source chain of a status, it proves that nothing was sent.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct ConnectFailure(String);
-
 /// Whether a request's message was handed to a connection. Put into the extensions of the request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sent(Arc<AtomicU8>);
@@ -274,29 +268,21 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Nothing is connected before the first call. Must be called inside a tokio runtime.
-    pub(super) fn new(endpoint: &Endpoint, token: Option<Token>, connect_timeout: Duration) -> Self {
-        let target = endpoint.clone();
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        token: Option<Token>,
+        connect_limit: Duration,
+        keepalive: Keepalive,
+    ) -> Self {
         let peer = Peer::default();
-        let heard = peer.clone();
-        let connector = tower::service_fn(move |_: Uri| {
-            let target = target.clone();
-            let heard = heard.clone();
-            async move {
-                match tokio::time::timeout(connect_timeout, target.connect()).await {
-                    Ok(Ok(stream)) => Ok(TokioIo::new(peer::Heard::new(stream, heard))),
-                    Ok(Err(error)) => Err(ConnectFailure(in_words(&error))),
-                    Err(_elapsed) => {
-                        Err(ConnectFailure(format!("no connection within {}ms", connect_timeout.as_millis())))
-                    }
-                }
-            }
-        });
+        let connector = Connector::new(endpoint.clone(), connect_limit, peer.clone());
+        let connector = tower::service_fn(move |_: Uri| connector.clone().connect());
         let channel = tonic::transport::Endpoint::from_shared(endpoint.authority())
             .and_then(|builder| builder.user_agent(concat!("tool-client/", env!("CARGO_PKG_VERSION"))))
             .expect("a parsed endpoint and a constant name make a valid channel")
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(false)
+            .http2_keep_alive_interval(keepalive.interval)
+            .keep_alive_timeout(keepalive.timeout)
+            .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .connect_with_connector_lazy(connector);
@@ -306,14 +292,6 @@ impl Wire {
     pub(super) fn peer(&self) -> &Peer {
         &self.peer
     }
-}
-
-/// An error of the operating system without its number, as people know it: `connection refused`.
-fn in_words(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let words = text.split(" (os error").next().unwrap_or_default();
-    let mut chars = words.chars();
-    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
 impl Service<http::Request<Body>> for Wire {

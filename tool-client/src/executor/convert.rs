@@ -1,6 +1,9 @@
 //! Wire messages to values and back, with every field named, so that a field which is added to the protocol cannot be
 //! forgotten here.
 
+#[cfg(fuzzing)]
+pub(super) mod fuzzing;
+
 use bytes::Bytes;
 use executor_proto::{
     types::{

@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use executor_proto::{
     MAX_REQUEST_BYTES,
     error::{ExecutorError, SizedPart},
+    transport,
     types::{
         CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo,
         TaskOutput, WatchEvent,
@@ -27,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
 use super::{
-    Executor, OutputSink,
-    connect::{ConnectError, Endpoint, Peer, Sent, Token, Wire},
+    Executor, OutputSink, backoff,
+    connect::{ConnectError, Endpoint, Keepalive, Peer, Sent, Token, Wire},
     convert::{self, Malformed},
     error::Fault,
     retry::{self, Effect, Features, Reached, Rpc},
@@ -63,7 +64,7 @@ pub struct Deadlines {
 
 impl Default for Deadlines {
     fn default() -> Self {
-        Self { connect: Duration::from_secs(5), call: Duration::from_secs(30), silence: 3 * Duration::from_secs(15) }
+        Self { connect: transport::CONNECT_LIMIT, call: transport::CALL_LIMIT, silence: transport::LONGEST_SILENCE }
     }
 }
 
@@ -107,7 +108,13 @@ impl RemoteExecutor {
     /// The same with other deadlines.
     #[must_use]
     pub fn with_deadlines(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines) -> Self {
-        let wire = Wire::new(endpoint, token, deadlines.connect);
+        Self::with_times(endpoint, token, deadlines, Keepalive::default())
+    }
+
+    /// The same with other deadlines and pings.
+    #[must_use]
+    pub fn with_times(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines, keepalive: Keepalive) -> Self {
+        let wire = Wire::new(endpoint, token, deadlines.connect, keepalive);
         let peer = wire.peer().clone();
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -175,12 +182,12 @@ impl RemoteExecutor {
             let known = self.learn(since + self.patience()).await;
             let (features, window) = known.map_or_else(Default::default, |known| (known.features, known.resume_window));
             let in_time = since.elapsed() < window.max(self.deadlines.connect);
-            return (in_time && rpc.may_repeat(reached, features)).then(|| retry::wait(failed, random_fraction()));
+            return (in_time && rpc.may_repeat(reached, features)).then(|| retry::wait(failed, backoff::jitter()));
         }
         // A host that swallows packets has had its chance when the first attempt took as long as connecting may.
         let in_time = begun.elapsed() < self.deadlines.connect;
         let again = in_time && rpc.may_repeat(reached, Features::default());
-        retry::pause(failed, random_fraction()).filter(|_| again)
+        retry::pause(failed, backoff::jitter()).filter(|_| again)
     }
 
     /// What the executor has said of itself, once; asked for until then. `None`: it did not answer. Boxed, since asking is a
@@ -192,7 +199,7 @@ impl RemoteExecutor {
                     if self.known().is_some() || self.info().await.is_ok() {
                         break;
                     }
-                    tokio::time::sleep(retry::wait(failed, random_fraction())).await;
+                    tokio::time::sleep(retry::wait(failed, backoff::jitter())).await;
                 }
             };
             // Without an answer it stays unknown.
@@ -299,10 +306,6 @@ fn random_name() -> String {
         let _ = write!(name, "{byte:02x}");
         name
     })
-}
-
-fn random_fraction() -> f64 {
-    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 
 /// What the executor would refuse is not sent.

@@ -51,7 +51,7 @@ fn house(gate: Option<Notify>) -> House {
     let (sender, delivered) = mpsc::channel(NOTICES);
     let fake: Arc<Fake> = Arc::default();
     let registry = Arc::new(Registry { delivered: sender, takes: watch::channel(true).0, gate });
-    let pace = Pace { first: Duration::from_millis(1), longest: Duration::from_millis(4) };
+    let pace = Backoff { first: Duration::from_millis(1), longest: Duration::from_millis(4) };
     let notices = Notices::with_pace(Arc::clone(&fake) as _, Arc::clone(&registry) as _, pace);
     House { fake, registry, notices, delivered }
 }

@@ -10,7 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{AgentRegistry, Notice, memory::Delivered};
 use crate::{
-    executor::{Executor, ExecutorError},
+    executor::{
+        Executor, ExecutorError,
+        backoff::{self, Backoff},
+    },
     text,
 };
 
@@ -18,32 +21,16 @@ use crate::{
 /// and a completion that comes again is known.
 const ACKNOWLEDGE_AFTER_STOP: Duration = Duration::from_secs(1);
 
-/// How soon a stream that ended is opened again: between half of the pause and all of it, and twice the pause after each
-/// failure in a row. A stream that brought a completion, or lived longer than the pause before it, was no failure.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
-    pub(super) first: Duration,
-    pub(super) longest: Duration,
-}
-
-impl Pace {
-    /// Short enough that a cut is not noticed, long enough that a thousand clients do not keep a daemon from starting.
-    pub(super) const DEFAULT: Self = Self { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
-
-    /// The pause after so many failures in a row (from 1), for a fraction from 0 to `u32::MAX`.
-    fn pause(self, failures: u32, fraction: u32) -> Duration {
-        let doubled = self.first.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-        let half = doubled.min(self.longest) / 2;
-        half + half.mul_f64(f64::from(fraction) / f64::from(u32::MAX))
-    }
-}
+/// How soon a stream that ended is opened again. Short enough that a cut is not noticed, long enough that a thousand clients
+/// do not keep a daemon from starting.
+pub(super) const PACE: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) executor: Arc<dyn Executor>,
     pub(super) registry: Arc<dyn AgentRegistry>,
     pub(super) owner: OwnerId,
-    pub(super) pace: Pace,
+    pub(super) pace: Backoff,
     pub(super) stop: CancellationToken,
     pub(super) attachments: watch::Receiver<u64>,
 }
@@ -54,8 +41,29 @@ enum Ended {
     Stopped,
     /// The registry did not take a notice.
     Parked,
-    /// The stream ended, with this error if it gave one.
-    Cut { brought_any: bool, error: Option<ExecutorError> },
+    /// The stream ended, or did not open, with this error if there was one.
+    Cut { was: Opened, error: Option<ExecutorError> },
+}
+
+/// What became of an attempt to watch.
+#[derive(Debug, Clone, Copy)]
+enum Opened {
+    No,
+    /// Open for so long.
+    For {
+        time: Duration,
+        brought_any: bool,
+    },
+}
+
+impl Opened {
+    /// Whether it counts as a failure: it did not open, or brought nothing and did not even last for a pause.
+    fn failed(self, pause: Duration) -> bool {
+        match self {
+            Self::No => true,
+            Self::For { time, brought_any } => !brought_any && time <= pause,
+        }
+    }
 }
 
 type Events = BoxStream<'static, Result<WatchEvent, ExecutorError>>;
@@ -65,9 +73,7 @@ impl Watcher {
     pub(super) async fn run(mut self, delivered: &mut Delivered) {
         let stop = self.stop.clone();
         let mut failures = 0_u32;
-        let mut pause = Duration::ZERO;
         loop {
-            let opened_at = Instant::now();
             let opened = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -75,7 +81,7 @@ impl Watcher {
             };
             let ended = match opened {
                 Ok(events) => self.watch(events, delivered).await,
-                Err(error) => Ended::Cut { brought_any: false, error: Some(error) },
+                Err(error) => Ended::Cut { was: Opened::No, error: Some(error) },
             };
             match ended {
                 Ended::Stopped => return,
@@ -87,15 +93,14 @@ impl Watcher {
                         changed = self.attachments.changed() => if changed.is_err() { return },
                     }
                 }
-                Ended::Cut { brought_any, error } => {
-                    let failed = !brought_any && opened_at.elapsed() <= pause;
+                Ended::Cut { was, error } => {
+                    let failed = was.failed(self.pace.ceiling(failures.max(1)));
                     failures = if failed { failures.saturating_add(1) } else { 1 };
                     if failures == 1 {
                         let error = error.map_or_else(|| "the stream ended".to_owned(), |error| error.to_string());
                         tracing::debug!(owner = %self.owner, error, "watching for completions again");
                     }
-                    // Without randomness all pauses are the longest of their kind.
-                    pause = self.pace.pause(failures, getrandom::u32().unwrap_or(u32::MAX));
+                    let pause = self.pace.pause(failures, backoff::jitter());
                     tokio::select! {
                         biased;
                         () = stop.cancelled() => return,
@@ -110,6 +115,7 @@ impl Watcher {
     /// made good by the next one, or by the next stream, on which the completion comes again.
     async fn watch(&mut self, mut events: Events, delivered: &mut Delivered) -> Ended {
         let stop = self.stop.clone();
+        let opened_at = Instant::now();
         let (mut brought_any, mut unacknowledged) = (false, None);
         loop {
             let ready = if stop.is_cancelled() { None } else { events.next().now_or_never() };
@@ -130,8 +136,13 @@ impl Watcher {
             let completion = match next {
                 Some(Ok(WatchEvent::Completion(completion))) => completion,
                 Some(Ok(WatchEvent::CaughtUp)) => continue,
-                Some(Err(error)) => return Ended::Cut { brought_any, error: Some(error) },
-                None => return Ended::Cut { brought_any, error: None },
+                Some(Err(error)) => {
+                    let was = Opened::For { time: opened_at.elapsed(), brought_any };
+                    return Ended::Cut { was, error: Some(error) };
+                }
+                None => {
+                    return Ended::Cut { was: Opened::For { time: opened_at.elapsed(), brought_any }, error: None };
+                }
             };
             brought_any = true;
             if !self.deliver(&completion, delivered).await {
@@ -184,11 +195,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_keep_at_least_half() {
-        let pace = Pace { first: Duration::from_millis(100), longest: Duration::from_secs(30) };
-        let pauses =
-            |fraction| [1, 2, 3, 9, 10, 40, u32::MAX].map(|failures| pace.pause(failures, fraction).as_millis());
-        assert_eq!(pauses(u32::MAX), [100, 200, 400, 25_600, 30_000, 30_000, 30_000]);
-        assert_eq!(pauses(0), [50, 100, 200, 12_800, 15_000, 15_000, 15_000]);
+    fn what_did_not_open_or_was_over_at_once_is_a_failure() {
+        let pause = Duration::from_millis(100);
+        let open = |millis, brought_any| Opened::For { time: Duration::from_millis(millis), brought_any };
+        assert!(Opened::No.failed(pause), "however long it took");
+        assert!(open(0, false).failed(pause) && open(100, false).failed(pause));
+        assert!(!open(0, true).failed(pause), "it brought something");
+        assert!(!open(101, false).failed(pause), "it lasted");
     }
 }

@@ -1,5 +1,8 @@
 //! A model's arguments, checked against a tool's schema.
 
+#[cfg(fuzzing)]
+pub(super) mod fuzzing;
+
 use serde_json::{Map, Value};
 
 use super::{

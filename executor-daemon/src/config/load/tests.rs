@@ -164,7 +164,7 @@ fn every_mistake_is_reported_at_once() {
         "bad.toml: log_level = \"loud\": must be one of error, warn, info, debug, trace".to_owned(),
         "--log-format xml: must be one of text, json".to_owned(),
         "bad.toml: max_output_bytes = \"64k\": must be a whole number of bytes from 1 to 16777216".to_owned(),
-        "--heartbeat-ms -1: must be a whole number of milliseconds from 10 to 60000".to_owned(),
+        "--heartbeat-ms -1: must be a whole number of milliseconds from 10 to 15000".to_owned(),
         "--max-tasks 0: must be a whole number of tasks from 1 to 1000000".to_owned(),
         "--timeout-ms soon: must be a positive number of milliseconds".to_owned(),
         "bad.toml: timeout_ms = -5: must be a positive number of milliseconds".to_owned(),

@@ -18,7 +18,7 @@ use super::{
         error::Fault,
         retry::{self, Reached, Rpc},
     },
-    RemoteExecutor, random_fraction,
+    RemoteExecutor,
 };
 
 /// How long the end of a run is asked for whose caller has dropped it. An executor that is not reached by then ends the run
@@ -65,7 +65,7 @@ pub(super) async fn attach(
                     }
                 }
             }
-            tokio::time::sleep(retry::wait(failed, random_fraction())).await;
+            tokio::time::sleep(retry::wait(failed, crate::executor::backoff::jitter())).await;
         }
         Err(NotAttached::LostFor(window))
     };
@@ -120,7 +120,7 @@ impl Drop for CancelOnDrop {
                 if outcome.is_ok_and(|answer| accepted || found(answer.get_ref())) {
                     return;
                 }
-                tokio::time::sleep(retry::wait(failed, random_fraction())).await;
+                tokio::time::sleep(retry::wait(failed, crate::executor::backoff::jitter())).await;
             }
         }));
     }

@@ -1,0 +1,90 @@
+//! Making a connection, each within its time.
+//!
+//! The calls that wait for a connection wait in a line: when an attempt fails, the first of them is told, and the next one
+//! would begin an attempt of its own. Behind a host that swallows packets the tenth call would learn of it after ten times
+//! the limit. So an attempt that took its whole time answers for those that were waiting meanwhile.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    time::{Instant, timeout},
+};
+
+use super::{Endpoint, Peer, peer::Heard};
+
+/// After an attempt that took its whole time, those that begin so soon are of calls that were waiting: the line moves on
+/// within microseconds, and a busy machine gets a thousand times that.
+const WAITED_MEANWHILE: Duration = Duration::from_millis(20);
+
+pub(super) trait Io: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
+pub(super) type Connection = Pin<Box<dyn Io>>;
+
+/// The connection could not be established. Found in the source chain of a status, it proves that nothing was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(in super::super) struct ConnectFailure(String);
+
+/// Makes the connections to one executor.
+#[derive(Debug, Clone)]
+pub(super) struct Connector {
+    target: Endpoint,
+    limit: Duration,
+    heard: Peer,
+    /// When an attempt last took its whole time.
+    stuck: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Connector {
+    pub(super) fn new(target: Endpoint, limit: Duration, heard: Peer) -> Self {
+        Self { target, limit, heard, stuck: Arc::default() }
+    }
+
+    /// A connection, within the limit.
+    pub(super) async fn connect(self) -> Result<TokioIo<Heard<Connection>>, ConnectFailure> {
+        let failure = || ConnectFailure(format!("no connection within {}ms", self.limit.as_millis()));
+        if self.stuck().is_some_and(|stuck| stuck.elapsed() < WAITED_MEANWHILE) {
+            return Err(failure());
+        }
+        match timeout(self.limit, open(&self.target)).await {
+            Ok(Ok(stream)) => Ok(TokioIo::new(Heard::new(stream, self.heard.clone()))),
+            Ok(Err(error)) => Err(ConnectFailure(in_words(&error))),
+            Err(_elapsed) => {
+                *self.stuck() = Some(Instant::now());
+                Err(failure())
+            }
+        }
+    }
+
+    fn stuck(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        // A time is put there whole.
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn open(endpoint: &Endpoint) -> io::Result<Connection> {
+    match endpoint {
+        Endpoint::Unix(path) => UnixStream::connect(path).await.map(|stream| Box::pin(stream) as Connection),
+        Endpoint::Tcp { host, port } => {
+            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::pin(stream))
+        }
+    }
+}
+
+/// An error of the operating system without its number, as people know it: `connection refused`.
+fn in_words(error: &io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = words.chars();
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
