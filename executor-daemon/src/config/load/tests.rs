@@ -235,6 +235,17 @@ fn a_file_that_cannot_be_used_is_the_only_thing_reported() {
 }
 
 #[test]
+fn what_is_unprotected_is_stated_unless_commands_have_a_user_of_their_own() {
+    let starts = |command, daemon| unprotected(command, daemon).and_then(|clause| clause.split(" and can ").next());
+    assert_eq!(starts(0, 0), Some("commands run as root"));
+    assert_eq!(starts(7, 7), Some("commands share the daemon's user"));
+    assert_eq!(starts(7, 0), None);
+    let daemon = Scene::new().load(&["--listen", "unix:x.sock"]).expect("a configuration");
+    let me = nix::unistd::geteuid().as_raw();
+    assert_eq!(daemon.unprotected.as_deref(), unprotected(me, me), "commands run as whoever runs this test");
+}
+
+#[test]
 fn a_start_directory_that_commands_cannot_enter_is_replaced_by_their_home() {
     let scene = Scene::new();
     let home = scene.dir.path().join("home");
