@@ -6,10 +6,14 @@
 //!     └────── server                       daemon mode; embedded, the host program is the keeper's parent instead
 //! ```
 //!
-//! The keeper has one thread and no async runtime. It reads messages from the engine's process ([`protocol`]), makes pipes,
-//! stream files and spill files, and hands each command to a helper, which speaks the same messages. Read in this order:
-//! `wire` (packets), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven),
-//! `helper` (one command), `desk` (the keeper's loop), `serve` (the daemon around it), `embedded`, `link`.
+//! The keeper has one thread and no async runtime. It reads messages from the engine's process ([`protocol`]), makes pipes
+//! and spill files, and hands each command to a helper, which speaks the same messages. Stream files are made by the engine's
+//! process, which has the keeper hold them. A helper tells an end to the engine first, over a socket of its own, then to
+//! the keeper. Read in this order:
+//! `protocol` (the messages), `wire` (packets), `channel` (what the other end does not take yet), `streams` (pipes), `spill`
+//! (spill files), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
+//! (one command), `pool` (the helpers), `desk` (the keeper's loop), `listen` (the daemon's sockets), `serve` (the daemon around
+//! it), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
 //!
 //! Not here: what a command means, timeouts, output, owners. Nothing here decides whether something may happen, except
 //! that commands run as one of the identities that were fixed at start.

@@ -76,7 +76,7 @@ fn a_mistake_in_the_command_line_is_one_line_and_64() {
     for (arguments, says) in [
         (&[][..], "requires a subcommand"),
         (&["--listen", "x"], "unexpected argument '--listen' found"),
-        (&["serve", "--lisen", "x"], "unexpected argument '--lisen' found"),
+        (&["serve", "--lisen", "x"], "unexpected argument '--lisen' found; a similar argument exists: '--listen' (see"),
         (&["serve", "--listen"], "a value is required for '--listen <ADDRESS>'"),
         (&["health"], "required arguments were not provided: --endpoint <ENDPOINT>"),
         (&["completions", "tcsh"], "invalid value 'tcsh'"),

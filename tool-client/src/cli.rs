@@ -7,9 +7,12 @@
 //! Exit codes: the command's own, 128+n when it died of signal n, 124 when it timed out, 125 for failures of our own, 64
 //! for usage, 130 after Ctrl-C (143 after SIGTERM), 141 when the reader of our output has gone.
 
-use std::process::ExitCode;
+use std::{borrow::Cow, process::ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::{
+    CommandFactory, Parser,
+    error::{ContextKind, ContextValue},
+};
 use executor_proto::error::ExecutorError;
 
 use self::{
@@ -145,7 +148,7 @@ fn report(outcome: Outcome) -> u8 {
         Err(Failure::Own(line)) => (EXIT_OWN_FAILURE, line),
     };
     // Nobody can be told that stderr cannot be written.
-    let _ = output::line_now(&line);
+    let _ = output::line_now(&cut(&line));
     code
 }
 
@@ -157,15 +160,59 @@ fn refuse(error: &clap::Error) -> u8 {
             Err(_closed) => EXIT_BROKEN_PIPE,
         };
     }
-    report(Err(Failure::Usage(one_line(&error.render().to_string()))))
+    report(Err(Failure::Usage(one_line(error))))
 }
 
-fn one_line(rendered: &str) -> String {
+/// The paragraphs before the usage: what is wrong, and a tip where it is one.
+fn one_line(error: &clap::Error) -> String {
+    let rendered = error.render().to_string();
     let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|mark| rendered.find(mark)).min();
-    let said = &rendered[..end.unwrap_or(rendered.len())];
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let line = words.join(" ");
-    format!("{}; see tool-client --help", line.strip_prefix("error: ").unwrap_or(&line))
+    let mut said = rendered[..end.unwrap_or(rendered.len())].split("\n\n").flat_map(|part| part.split("\n  tip: "));
+    let problem = words(said.next().unwrap_or_default());
+    let mut line = problem.strip_prefix("error: ").unwrap_or(&problem).to_owned();
+    for tip in said.map(words) {
+        let tip = tip.strip_prefix("tip: ").unwrap_or(&tip);
+        // To somebody who has misspelt an option, neither how to pass it as a value nor another option is a tip.
+        let misleads = tip.starts_with("to pass '") || (tip.starts_with("a similar argument") && !is_similar(error));
+        if !misleads {
+            line = format!("{line}; {tip}");
+        }
+    }
+    format!("{line}; see tool-client --help")
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether the argument that is suggested is likely to be the one that was meant.
+fn is_similar(error: &clap::Error) -> bool {
+    /// Of the letters, how many must be the same.
+    const LEAST: f64 = 0.5;
+
+    let argument = |kind| match error.get(kind) {
+        Some(ContextValue::String(argument)) => Some(argument.trim_start_matches('-')),
+        _ => None,
+    };
+    match (argument(ContextKind::InvalidArg), argument(ContextKind::SuggestedArg)) {
+        (Some(given), Some(suggested)) => strsim::normalized_damerau_levenshtein(given, suggested) >= LEAST,
+        _ => true,
+    }
+}
+
+/// A longer line for people loses its middle: what it is about is at its beginning, what is wrong at its end.
+const MAX_LINE_CHARS: usize = 1000;
+/// How many of these are its end.
+const LINE_END_CHARS: usize = 300;
+
+fn cut(line: &str) -> Cow<'_, str> {
+    let chars = line.chars().count();
+    if chars <= MAX_LINE_CHARS {
+        return Cow::Borrowed(line);
+    }
+    let head: String = line.chars().take(MAX_LINE_CHARS - LINE_END_CHARS - 1).collect();
+    let end: String = line.chars().skip(chars - LINE_END_CHARS).collect();
+    Cow::Owned(format!("{head}…{end}"))
 }
 
 #[cfg(test)]
@@ -184,9 +231,34 @@ mod tests {
             &["tool-client", "completions", "powerbash"],
         ] {
             let error = Arguments::try_parse_from(arguments).expect_err("it is no usage");
-            let line = one_line(&error.render().to_string());
+            let line = one_line(&error);
             assert!(!line.contains('\n') && line.ends_with("; see tool-client --help"), "{line}");
             assert!(!line.contains("Usage:") && !line.starts_with("error"), "{line}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_and_a_tip_are_told_apart() {
+        for (arguments, line) in [
+            (&["bash", "--nope", "x"][..], "unexpected argument '--nope' found"),
+            (
+                &["bash", "x", "--tiemout", "1"],
+                "unexpected argument '--tiemout' found; a similar argument exists: '--timeout'",
+            ),
+            (&["bahs", "x"], "unrecognized subcommand 'bahs'; a similar subcommand exists: 'bash'"),
+            (&["bash"], "the following required arguments were not provided: <COMMAND>"),
+        ] {
+            let error = Arguments::try_parse_from([&["tool-client"], arguments].concat()).expect_err("it is no usage");
+            assert_eq!(one_line(&error), format!("{line}; see tool-client --help"));
+        }
+    }
+
+    #[test]
+    fn a_long_line_loses_its_middle() {
+        let line = |middle: usize| format!("begin {}: the end", "\u{e9}".repeat(middle));
+        assert_eq!(cut(&line(100)), line(100));
+        let short = cut(&line(100_000)).into_owned();
+        assert_eq!(short.chars().count(), MAX_LINE_CHARS);
+        assert!(short.starts_with("begin \u{e9}") && short.contains('…') && short.ends_with("\u{e9}: the end"));
     }
 }

@@ -163,6 +163,6 @@ pub fn one_line(error: &clap::Error) -> String {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let line = parts.join(" ");
+    let line = parts.join(" ").replace(" tip: ", "; ");
     format!("{} (see --help)", line.strip_prefix("error: ").unwrap_or(&line))
 }

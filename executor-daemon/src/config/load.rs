@@ -96,15 +96,25 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     match identity {
         Some(identity) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
-            unprotected: (identity.uid == 0).then(|| {
-                "commands run as root and can read and change everything here, the daemon's tokens and state included"
-                    .to_owned()
-            }),
+            unprotected: unprotected(identity.uid, around.uid).map(str::to_owned),
             server: ServerSettings { engine: settings, tokens, daemon_uid: around.uid, log },
             listeners,
             identity,
         }),
         Some(_) | None => Err(values.problems),
+    }
+}
+
+/// What is unprotected where commands run as root, or as the daemon itself.
+fn unprotected(command_uid: u32, daemon_uid: u32) -> Option<&'static str> {
+    match command_uid {
+        0 => {
+            Some("commands run as root and can read and change everything here, the daemon's tokens and state included")
+        }
+        uid if uid == daemon_uid => {
+            Some("commands share the daemon's user and can end it, read its token file and change its state")
+        }
+        _ => None,
     }
 }
 

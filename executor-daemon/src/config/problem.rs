@@ -16,6 +16,11 @@ impl Problem {
         let problem = problem.into().replace(['\n', '\r'], " ");
         Self { source_of_value: source, problem }
     }
+
+    /// Whether nothing was given, rather than something wrong.
+    pub(super) fn is_of_something_missing(&self) -> bool {
+        matches!(self.source_of_value, Source::Missing(_))
+    }
 }
 
 /// Where a value comes from.

@@ -32,13 +32,16 @@ impl<T> Given<T> {
 pub(super) struct Values {
     flags: Flags,
     file: Option<(std::path::PathBuf, toml::Table)>,
+    /// The file was named and cannot be used: whatever is missing may be in it.
+    file_is_unusable: bool,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Values {
-    /// Reads the file, if one is named. What cannot be read or parsed is a mistake, and the file then counts as empty.
+    /// Reads the file, if one is named. What cannot be read or parsed is a mistake, and the file then counts as empty, but
+    /// nothing counts as missing.
     pub(super) fn read(flags: Flags, file: Option<&Path>) -> Self {
-        let mut values = Self { flags, file: None, problems: Vec::new() };
+        let mut values = Self { flags, file: None, file_is_unusable: false, problems: Vec::new() };
         let Some(path) = file else { return values };
         match table(path) {
             Ok(table) => {
@@ -49,14 +52,19 @@ impl Values {
                 }
                 values.file = Some((path.to_owned(), table));
             }
-            Err(problem) => values.problems.push(problem),
+            Err(problem) => {
+                values.file_is_unusable = true;
+                values.problems.push(problem);
+            }
         }
         values
     }
 
-    /// Notes a mistake.
+    /// Notes a mistake. That something was not given is none while the file that may give it cannot be used.
     pub(super) fn note(&mut self, problem: Problem) {
-        self.problems.push(problem);
+        if !(self.file_is_unusable && problem.is_of_something_missing()) {
+            self.problems.push(problem);
+        }
     }
 
     /// A text.

@@ -42,17 +42,39 @@ pub(super) fn info(
         run_as_uid: identity.map_or(u32::MAX, |identity| identity.uid),
         sandbox_modes: vec![SandboxMode::DangerFullAccess],
         features: FEATURES.map(str::to_owned).into(),
-        stated_limits: stated_limits(identity.map(|identity| identity.uid), nix::unistd::geteuid().as_raw()),
+        stated_limits: stated_limits(identity.map(|identity| identity.uid), &Own::of_this_process()),
     }
 }
 
-/// What is not protected when commands run as `command_uid` and the engine as `own_uid`.
-fn stated_limits(command_uid: Option<u32>, own_uid: u32) -> Vec<String> {
+/// What the engine's process is to commands of its own user.
+struct Own {
+    uid: u32,
+    /// Whether they can read its memory and environment. The daemon's server makes itself closed to them; a program that
+    /// embeds the engine does as it likes.
+    readable: bool,
+}
+
+impl Own {
+    fn of_this_process() -> Self {
+        Self {
+            uid: nix::unistd::geteuid().as_raw(),
+            // What cannot be told is not claimed to be protected.
+            readable: nix::sys::prctl::get_dumpable().unwrap_or(true),
+        }
+    }
+}
+
+/// What is not protected when commands run as `command_uid`.
+fn stated_limits(command_uid: Option<u32>, own: &Own) -> Vec<String> {
     let mut limits = Vec::new();
     if command_uid == Some(0) {
         limits.push("commands run as root: they can read the executor's memory, token and state, end it, and change anything on this host");
-    } else if command_uid == Some(own_uid) {
-        limits.push("commands run as the executor's own user: they can signal it, read its memory and change its state directory");
+    } else if command_uid == Some(own.uid) {
+        limits.push(if own.readable {
+            "commands run as the executor's own user: they can signal it, read its memory and change its state directory"
+        } else {
+            "commands run as the executor's own user: they can signal it, read its token file and change its state directory"
+        });
     }
     limits.push("files are not fenced: a command can read and write whatever its user can");
     limits
@@ -67,9 +89,17 @@ mod tests {
 
     #[test]
     fn running_as_root_or_as_oneself_is_said() {
-        let said = |command, own, word: &str| stated_limits(Some(command), own).iter().any(|one| one.contains(word));
+        let said = |command, uid, word: &str| {
+            stated_limits(Some(command), &Own { uid, readable: false }).iter().any(|one| one.contains(word))
+        };
         assert!(said(0, 0, "run as root") && said(0, 7, "run as root"));
         assert!(said(7, 7, "own user") && !said(7, 7, "root"));
         assert!(!said(7, 0, "own user") && !said(7, 0, "as root"));
+    }
+
+    #[test]
+    fn only_memory_that_can_be_read_is_said_to_be() {
+        let said = |readable| stated_limits(Some(7), &Own { uid: 7, readable }).concat().contains("read its memory");
+        assert!(said(true) && !said(false));
     }
 }

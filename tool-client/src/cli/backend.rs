@@ -30,7 +30,10 @@ enum Place {
     Embedded(Arc<LocalExecutor>),
     /// Over a Unix socket: on this host, or in a container that shares a directory with it.
     Unix,
-    Tcp,
+    Tcp {
+        /// Whether it is told who we are.
+        has_token: bool,
+    },
 }
 
 /// Whether the paths of files with whole outputs are told to the caller.
@@ -49,7 +52,7 @@ impl Backend {
             owner: settings.owner.clone(),
             place: match endpoint {
                 Endpoint::Unix(_) => Place::Unix,
-                Endpoint::Tcp { .. } => Place::Tcp,
+                Endpoint::Tcp { .. } => Place::Tcp { has_token: settings.token.is_some() },
             },
         })
     }
@@ -93,7 +96,7 @@ impl Backend {
     pub(super) async fn callers_directory(&self) -> Result<Option<PathBuf>, Failure> {
         let same_host = match self.place {
             Place::Embedded(_) => true,
-            Place::Tcp => false,
+            Place::Tcp { .. } => false,
             Place::Unix => {
                 let info = self.executor.info().await.map_err(|error| self.failure(&error))?;
                 let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -121,6 +124,13 @@ impl Backend {
 
     /// The same, where something was asked for by name.
     pub(super) fn failure_of(&self, error: &ExecutorError, asked: &Asked<'_>) -> Failure {
-        Failure::of(error, &Asked { endpoint: self.executor.endpoint(), ..*asked })
+        let failure = Failure::of(error, &Asked { endpoint: self.executor.endpoint(), ..*asked });
+        match (failure, error, &self.place) {
+            // The executor says how a token is sent; who sits here can only say where it is.
+            (Failure::Own(line), ExecutorError::Refused { .. }, Place::Tcp { has_token: false }) => {
+                Failure::Own(format!("{line}; name the file that holds it: --token-file FILE or EXECUTOR_TOKEN_FILE"))
+            }
+            (failure, _, _) => failure,
+        }
     }
 }

@@ -66,11 +66,14 @@ impl Fault {
         }
     }
 
-    /// A peer that does not even speak HTTP/2 has read no request.
+    /// A peer that does not even speak HTTP/2 has read no request, nor has one that has closed without a word.
     pub(super) fn on_behalf_of(self, peer: &Peer) -> Self {
         match self {
             Self::Lost { .. } if peer.is_foreign() => {
                 Self::Answer(ExecutorError::UnsupportedVersion { speaks: "it does not speak HTTP/2".to_owned() })
+            }
+            Self::Lost { .. } if peer.is_mute() => {
+                Self::Lost { cause: "it closed the connection without a word".to_owned(), sent: false }
             }
             Self::Answer(_) | Self::Lost { .. } | Self::Silence { .. } => self,
         }

@@ -126,6 +126,39 @@ async fn what_the_daemon_refuses_is_125_in_the_models_words() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_has_no_token_is_told_where_to_name_one() {
+    let refusal = ExecutorError::Refused { reason: "no token: send it as `authorization: Bearer TOKEN`".into() };
+    let daemon =
+        Daemon::start(Script { starts: (0..2).map(|_| Some(Err(refusal.to_status()))).collect(), ..Script::default() });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let socket = daemon.endpoint().replace("unix:", "");
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut daemon = tokio::net::UnixStream::connect(&socket).await.expect("the daemon listens");
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut daemon).await });
+        }
+    });
+    let cli = Cli::new();
+    let arguments = ["bash", "true", "--background", "--endpoint", &endpoint];
+    let ways = ["executor refused the caller: no token", "--token-file FILE or EXECUTOR_TOKEN_FILE"];
+    refused(&cli.run(&arguments), 125, &ways);
+    let token = cli.home.path().join("token");
+    std::fs::write(&token, "s3cret\n").expect("written");
+    let ended = cli.run(&[&arguments[..], &["--token-file", token.to_str().expect("a plain path")]].concat());
+    refused(&ended, 125, &["executor refused the caller: no token"]);
+    assert!(!ended.stderr.contains("--token-file"), "it has named one: {ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workdir_beyond_all_names_is_not_printed_whole() {
+    let long = format!("/{}", "x".repeat(100_000));
+    let ended = Cli::new().run(&["bash", "true", "--workdir", &long]);
+    refused(&ended, 125, &["workdir", "xxx…xxx"]);
+    assert!(ended.stderr.len() < 1_100, "{} bytes", ended.stderr.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stdin_above_the_limit_is_refused_before_anything_runs() {
     let daemon = Daemon::start(Script::default());
     let cli = Cli::new();

@@ -335,6 +335,42 @@ async fn a_peer_that_speaks_something_else_has_run_nothing() {
 }
 
 #[tokio::test]
+async fn a_peer_that_says_something_else_and_closes_has_run_nothing() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    // What it reads before it answers decides whether it is the word, a failed write or a reset that is seen first.
+    for (reads, word) in [(10, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), (0, "220 mail\r\n"), (10, "")]
+    {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut some = vec![0; reads];
+                let _ = stream.read_exact(&mut some).await;
+                let _ = stream.write_all(word.as_bytes()).await;
+                if word.is_empty() {
+                    // In order, and whatever the client had sent is read: it ends with an EOF.
+                    let _ = stream.shutdown().await;
+                    let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+                }
+            }
+        });
+        let endpoint = format!("http://{address}");
+        let expected = if word.is_empty() {
+            ExecutorError::Unavailable {
+                endpoint: endpoint.clone(),
+                cause: "it closed the connection without a word".into(),
+            }
+        } else {
+            ExecutorError::UnsupportedVersion { speaks: "it does not speak HTTP/2".into() }
+        };
+        // A mute peer is tried again, with pauses, so it is asked less often.
+        for _ in 0..if word.is_empty() { 5 } else { 100 } {
+            assert_eq!(run(&client_of(&endpoint)).await, Err(expected.clone()), "{word:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_reasons_of_the_executor_come_through() {
     let limit = ExecutorError::OverLimit { what: "running tasks".into(), used: 2, limit: 2 };
     let daemon = Daemon::start(Script {

@@ -197,18 +197,54 @@ fn tcp_needs_tokens_and_beyond_loopback_a_word_for_it() {
 }
 
 #[test]
-fn a_configuration_without_an_address_or_file_is_one_line() {
+fn a_configuration_without_an_address_is_one_line() {
     let scene = Scene::new();
     assert_eq!(
         scene.load(&[]).expect_err("no address"),
         ["--listen: must be given at least once, as an option or in the file: unix:PATH or tcp:HOST:PORT"]
     );
-    let missing = scene.load(&["--config", "/nowhere.toml", "--listen", "unix:x"]).expect_err("no file");
-    assert_eq!(missing, ["/nowhere.toml: cannot be read: No such file or directory (os error 2)"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_the_only_thing_reported() {
+    let scene = Scene::new();
     let broken = scene.file("broken.toml", "grace_ms = 1\ntimeout_ms = = 2\n");
-    let problems = scene.load(&["--config", &broken, "--listen", "unix:x"]).expect_err("not TOML");
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].starts_with("broken.toml: line 2: "), "{problems:?}");
+    let latin = scene.file("latin.toml", "");
+    fs::write(&latin, b"run_as = 'J\xf6rg'\n").expect("a file");
+    fs::create_dir(scene.dir.path().join("dir.toml")).expect("a directory");
+    let directory = scene.dir.path().join("dir.toml").display().to_string();
+    for (file, says) in [
+        ("/nowhere.toml", "/nowhere.toml: cannot be read: No such file or directory (os error 2)"),
+        (&directory, "dir.toml: cannot be read: not a regular file"),
+        (&latin, "latin.toml: cannot be read: stream did not contain valid UTF-8"),
+        (&broken, "broken.toml: line 2: "),
+    ] {
+        // An address on TCP makes a token file needed, none makes an address needed: either may be in the file.
+        for more in [&[][..], &["--listen", "tcp:127.0.0.1:0"], &["--listen", "unix:x"]] {
+            let problems = scene.load(&[&["--config", file], more].concat()).expect_err("no file");
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].starts_with(says), "{problems:?}");
+        }
+        // What is written on the command line is wrong whatever the file says.
+        let problems = scene.load(&["--config", file, "--grace-ms", "soon"]).expect_err("two mistakes");
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[1].starts_with("--grace-ms soon: "), "{problems:?}");
+    }
+    // Which user commands run as may be in the file too. Only root is asked for one.
+    let mut values = Values::read(BTreeMap::new(), Some(Path::new("/nowhere.toml")));
+    identity(&mut values, &Surroundings { uid: 0, ..scene.around() });
+    assert_eq!(values.problems.len(), 1, "{:?}", values.problems);
+}
+
+#[test]
+fn what_is_unprotected_is_stated_unless_commands_have_a_user_of_their_own() {
+    let starts = |command, daemon| unprotected(command, daemon).and_then(|clause| clause.split(" and can ").next());
+    assert_eq!(starts(0, 0), Some("commands run as root"));
+    assert_eq!(starts(7, 7), Some("commands share the daemon's user"));
+    assert_eq!(starts(7, 0), None);
+    let daemon = Scene::new().load(&["--listen", "unix:x.sock"]).expect("a configuration");
+    let me = nix::unistd::geteuid().as_raw();
+    assert_eq!(daemon.unprotected.as_deref(), unprotected(me, me), "commands run as whoever runs this test");
 }
 
 #[test]
