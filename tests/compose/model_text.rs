@@ -28,17 +28,24 @@ const PREPARE: &str = r#"
     cd "$0"
     for line in "${@:3}"; do bash -c "$line"; done
 "#;
+/// How many cases there are. All of them are played unless one is asked for.
+const RECORDED: usize = 87;
 const SCENARIOS: &str = "tests/model-text/scenarios.json";
 
 #[test]
 fn the_model_reads_the_recorded_texts_between_two_containers() {
     let recorded = fs::read(workspace().join(SCENARIOS)).expect("the recorded cases can be read");
     let recorded: Vec<Value> = serde_json::from_slice(&recorded).expect("they are a list");
+    assert_eq!(recorded.len(), RECORDED, "cases were lost or added");
     // For work on one of them: E2E_ONLY=NAME just e2e
-    let only = env::var("E2E_ONLY").unwrap_or_default();
-    let queue: VecDeque<Value> = recorded.into_iter().filter(|scenario| name(scenario).contains(&only)).collect();
+    let only = env::var_os("E2E_ONLY").map(|only| only.into_string().expect("names of scenarios are UTF-8"));
+    let asked = |scenario: &Value| only.as_ref().is_none_or(|only| name(scenario).contains(only));
+    let queue: VecDeque<Value> = recorded.into_iter().filter(asked).collect();
     let total = queue.len();
-    assert!(total > 0, "no scenario has a name with {only}");
+    match &only {
+        Some(only) => assert!(total > 0, "no scenario has a name with {only}"),
+        None => assert_eq!(total, RECORDED),
+    }
 
     let stage = Stage::set_up();
     let queue = Mutex::new(queue);

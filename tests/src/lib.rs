@@ -20,7 +20,12 @@
 //!   grants thrice the time on a busy machine.
 //! - [`scenario`] plays recorded cases; the program `scenarios` does it from the command line.
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    panic::AssertUnwindSafe,
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 
@@ -129,6 +134,12 @@ pub fn run(backend: Backend, setup: Setup, body: impl AsyncFnOnce(&World)) {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     });
+}
+
+/// Says something to whoever runs the tests, past what captures the output of tests that pass.
+pub fn tell(what: impl Display) {
+    // Nobody reads it: there is nobody to tell.
+    let _ = writeln!(io::stderr(), "{what}");
 }
 
 /// Runs a future on a runtime like the one that a harness has.

@@ -6,9 +6,14 @@ use std::{
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use nix::{fcntl::OFlag, sys::stat::Mode, unistd::mkfifo};
+use nix::{
+    fcntl::OFlag,
+    sys::stat::Mode,
+    unistd::{SysconfVar, mkfifo, sysconf},
+};
 
 /// A living process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,13 +46,32 @@ impl Found {
     }
 }
 
-/// One process; `None`: there is none with this id.
-#[must_use]
-pub fn look(pid: i32) -> Option<Found> {
+/// What the kernel says of a process, from its state on.
+fn stat(pid: i32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything, also spaces and parentheses.
     let (_, fields) = stat.rsplit_once(") ")?;
-    let fields: Vec<&str> = fields.split(' ').collect();
+    Some(fields.split(' ').map(ToOwned::to_owned).collect())
+}
+
+/// What a process has computed so far, in the kernel and outside, without its children.
+fn cpu_time(pid: i32) -> Option<Duration> {
+    let fields = stat(pid)?;
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok()?;
+    Some(Duration::from_millis(ticks * 1_000 / per_second))
+}
+
+/// What each of some processes has computed so far.
+#[must_use]
+pub fn cpu_times(of: &[Found]) -> BTreeMap<(i32, u64), Duration> {
+    of.iter().filter_map(|one| Some(((one.pid, one.started), cpu_time(one.pid)?))).collect()
+}
+
+/// One process; `None`: there is none with this id.
+#[must_use]
+pub fn look(pid: i32) -> Option<Found> {
+    let fields = stat(pid)?;
     let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     Some(Found {
         pid,

@@ -350,6 +350,32 @@ impl World {
         assert!(survivors.is_empty(), "alive {when}: {survivors:#?}");
     }
 
+    /// The processes of the executor, and whatever its commands have left: the daemon's, or those of the keeper that an
+    /// embedded executor has below this process.
+    #[must_use]
+    pub fn processes(&self) -> Vec<Found> {
+        if let Some(daemon) = &self.daemon {
+            return processes::tree(daemon.pid());
+        }
+        let own = i32::try_from(std::process::id()).expect("process ids are small");
+        let state = self.root.as_ref().map(|root| root.path().display().to_string());
+        // An embedded keeper is told where spill files go.
+        let keeper = |one: &Found| one.parent == own && state.as_ref().is_some_and(|it| one.command_line.contains(it));
+        processes::all().into_values().filter(keeper).flat_map(|keeper| processes::tree(keeper.pid)).collect()
+    }
+
+    /// What the executor's processes compute in the coming time, in which nobody asks anything of them.
+    ///
+    /// # Panics
+    /// When there is no such process.
+    pub async fn idle_load(&self, time: Duration) -> Duration {
+        let before = processes::cpu_times(&self.processes());
+        assert!(!before.is_empty(), "an executor has processes");
+        tokio::time::sleep(time).await;
+        let after = processes::cpu_times(&self.processes());
+        after.iter().map(|(one, now)| now.saturating_sub(before.get(one).copied().unwrap_or_default())).sum()
+    }
+
     /// The session's agent leaves the registry.
     pub async fn dispose(&self, owner: &OwnerId) {
         self.mailbox.leave(owner);

@@ -82,7 +82,11 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
     };
     let failed = played.iter().filter(|(scenario, result)| !report(&scenario.name, result)).count();
     print(&mut io::stdout().lock(), &format!("{} passed, {failed} failed\n", count - failed));
-    Ok(failed == 0)
+    let replays = scenario::check_replays(&played);
+    if let Err(too_many) = &replays {
+        print(&mut io::stdout().lock(), &format!("FAILED {too_many}\n"));
+    }
+    Ok(failed == 0 && replays.is_ok())
 }
 
 /// Plays a scenario on a daemon that is already running with its configuration.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use executor_proto::types::{TaskId, TaskStatus};
-use executor_tests::{Setup, Stopwatch, World, every_backend, wait_for};
+use executor_tests::{Setup, Stopwatch, World, every_backend, wait_for, wait_until};
 use futures_util::future::join_all;
 use serde_json::json;
 
@@ -95,12 +95,23 @@ async fn b10_configured_timeouts_have_effect(world: &World) {
 
 every_backend!(b16_timeouts_leave_no_load_behind);
 async fn b16_timeouts_leave_no_load_behind(world: &World) {
+    /// Long enough for one process that spins to be far above what an idle executor takes.
+    const IDLE: Duration = Duration::from_millis(500);
+    /// A tenth of what one that spins takes: some ticks of the kernel's clock.
+    const AT_REST: Duration = Duration::from_millis(50);
+
     for _ in 0..3 {
         assert_eq!(times_out_at_two_seconds(world, SPINNERS).await, TIMED_OUT);
     }
+    let load = world.idle_load(IDLE).await;
+    assert!(load < AT_REST, "{load:?} in {IDLE:?} of idleness, by {:#?}", world.processes());
     let watch = Stopwatch::start();
     assert_eq!(world.bash("true").await, "(no output)");
     watch.assert_within("the next call", Duration::from_millis(100));
+    // That a load would have been seen.
+    let spins = world.background("while :; do :; done").await;
+    wait_until("the load is seen", SOON, async || (world.idle_load(IDLE).await > AT_REST).then_some(())).await;
+    assert_eq!(world.kill(&spins).await, format!("killed background task {spins}"));
 }
 
 every_backend!(b17_a_child_that_ignores_sigterm_in_its_own_session_is_ended);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use executor_tests::{Backend, binaries, block_on, scenario};
+use executor_tests::{Backend, binaries, block_on, scenario, tell};
 
 /// How many scenarios are played at the same time: they mostly wait.
 const AT_ONCE: usize = 8;
@@ -22,18 +22,21 @@ fn tcp() {
     every_scenario(Backend::Tcp);
 }
 
-#[expect(clippy::print_stdout, reason = "what a backend cannot give a scenario is printed, not hidden")]
 fn every_scenario(backend: Backend) {
     let scenarios =
         scenario::read(&binaries::workspace().join("tests/model-text/scenarios.json")).expect("it is there");
     assert_eq!(scenarios.len(), 87);
     let mut failures = String::new();
-    for (scenario, result) in block_on(scenario::play_all(scenarios, backend, AT_ONCE)) {
+    let all = block_on(scenario::play_all(scenarios, backend, AT_ONCE));
+    if let Err(too_many) = scenario::check_replays(&all) {
+        writeln!(failures, "{too_many}").expect("it is memory");
+    }
+    for (scenario, result) in all {
         let name = scenario.name;
         match result {
             Ok(played) => {
                 for remark in played.remarks {
-                    println!("{name}: {remark}");
+                    tell(format_args!("{name} ({}): {remark}", backend.as_str()));
                 }
                 for difference in played.differences {
                     let (expected, actual) = (difference.expected, difference.actual);

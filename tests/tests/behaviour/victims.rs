@@ -10,7 +10,7 @@ use std::{
 use executor_tests::{
     Backend, Setup, World, every_backend,
     processes::{self, Found},
-    run,
+    run, tell,
 };
 use serde_json::json;
 
@@ -67,22 +67,24 @@ fn ids_come_round_soon() -> bool {
 }
 
 every_backend!(c01_a_reused_pid_is_not_signalled);
-#[expect(clippy::print_stdout, reason = "what this machine cannot show is printed, not hidden")]
 async fn c01_a_reused_pid_is_not_signalled(world: &World) {
     let id = world.background("echo $$").await;
     world.ended(&id, SOON).await.expect("it ends");
     let text = world.output(&id).await;
     let pid = text.lines().next().and_then(|line| line.parse().ok()).expect("it printed its id");
     let Some(mut stranger) = Stranger::with_pid(pid) else {
-        println!("not shown: this machine gives no process the id {pid} a second time");
+        tell(format_args!(
+            "c01_a_reused_pid_is_not_signalled: not shown: no process could be given the id {pid} a second time (root chooses \
+             ids; others wait until they come round, on machines that give out few)"
+        ));
         return;
     };
     assert_eq!(world.kill(&id).await, format!("task {id} had already finished"));
     assert!(stranger.is_untouched(), "the kill hit a stranger");
 }
 
-/// Becomes the program that follows, with a filter that refuses `setsid` to processes whose parent is not the keeper's own
-/// start: the call answers EPERM everywhere.
+/// Becomes the program that follows, with a filter that it and all that comes of it inherit: `setsid` answers EPERM to every
+/// one of them, the daemon's own processes included.
 const WITHOUT_SETSID: &str = r#"
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
