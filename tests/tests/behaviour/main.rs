@@ -12,6 +12,7 @@ mod outcomes;
 mod people;
 mod promises;
 mod reaping;
+mod resumed;
 mod returns;
 mod spec_rows;
 mod state;

@@ -71,6 +71,11 @@ fn one_run(events: Vec<v1::RunEvent>) -> Script {
     Script { runs: [Ok(events)].into(), ..Script::default() }
 }
 
+/// The calls that the daemon has seen, but for the questions what it remembers of lost ones.
+fn but_info(daemon: &Daemon) -> Vec<&'static str> {
+    daemon.seen().calls.into_iter().filter(|call| *call != "GetInfo").collect()
+}
+
 async fn run(client: &RemoteExecutor) -> Result<executor_proto::types::RunResult, ExecutorError> {
     client.run(None, command("true"), &CancellationToken::new(), None).await
 }
@@ -245,7 +250,7 @@ async fn a_status_without_a_reason_after_the_start_was_sent_is_not_tried_again()
     let unknown = ExecutorError::OutcomeUnknown { reason: "a proxy says".into() };
     assert_eq!(client.start_task(None, command("x")).await, Err(unknown.clone()));
     assert_eq!(run(&client).await, Err(unknown));
-    assert_eq!(daemon.seen().calls, ["StartTask", "Run"]);
+    assert_eq!(but_info(&daemon), ["StartTask", "Run"]);
 }
 
 #[tokio::test]
@@ -433,7 +438,7 @@ async fn a_delta_comes_in_chunks() {
         let error = client.read_output(None, &id, None).await.expect_err(what);
         assert!(matches!(error, ExecutorError::Unavailable { .. }), "{error:?}");
     }
-    assert_eq!(daemon.seen().calls.len(), 3, "a read is never repeated");
+    assert_eq!(but_info(&daemon).len(), 3, "a read is not repeated where its name means nothing");
     let distinct: std::collections::HashSet<_> = daemon.seen().keys.into_iter().collect();
     assert_eq!(distinct.len(), 3, "each read has a name of its own");
 }
