@@ -36,17 +36,16 @@ use executor_proto::types::{CommandSpec, EnvironmentVariable, SandboxMode, Strea
 use rusqlite::{Error, OptionalExtension};
 use sha2::{Digest, Sha256};
 
+use crate::output::KeptStream;
+
+pub(crate) use self::record::{
+    Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, Read, ReadRange, RecordedStart,
+    Recovered, Start, StartNumber, Started, UsedKey, World,
+};
 use self::{
     keys::Keys,
     store::{CHECKPOINT_EVERY, MAX_LOG_BYTES, Store, decode, encode, io_error},
     tails::Tails,
-};
-pub(crate) use self::{
-    record::{
-        Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, Read, ReadRange, RecordedStart,
-        Recovered, Start, StartNumber, Started, StatusFact, UsedKey, World,
-    },
-    tails::{KeptSpill, KeptTail},
 };
 
 /// Starts that are known at the same time. Above it those that ended first are no longer written down.
@@ -252,14 +251,14 @@ impl Journal {
     }
 
     /// Keeps the end of a stream that is closed, until its task is forgotten.
-    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptTail) {
+    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) {
         if let Err(error) = self.inner.tails.keep(tenant, id, stream, tail) {
             self.failed_to_write(&error);
         }
     }
 
     /// What is kept of a stream; `None`: nothing, or nothing that can be read.
-    pub(crate) fn tail(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptTail> {
+    pub(crate) fn tail(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptStream> {
         self.inner.tails.read(tenant, id, stream)
     }
 

@@ -9,14 +9,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use executor_proto::types::{KillOutcome, Process, RunResult, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus};
+use executor_proto::types::{
+    KillOutcome, Process, ReadId, RunResult, StreamDelta, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus,
+};
 use tokio::sync::{Mutex, watch};
 
 use super::{
     registry::Kind,
     task::{Cause, Phase, Request, State},
 };
-use crate::{ids::Caller, ids::ProcessHandle, output::Stream};
+use crate::{
+    ids::{Caller, ProcessHandle},
+    journal::{self, Journal, ReadRange, StartNumber},
+    output::Stream,
+};
 
 /// The command is shown to people up to this many bytes.
 const SHOWN_COMMAND_BYTES: usize = 4_096;
@@ -37,6 +43,13 @@ pub(super) struct Facts {
     pub(super) pid: u32,
     pub(super) started: Instant,
     pub(super) started_at_ms: u64,
+    /// The journal's name for it.
+    pub(super) number: StartNumber,
+}
+
+/// What is shown of a command.
+pub(super) fn shown(command: &[u8]) -> &[u8] {
+    &command[..command.len().min(SHOWN_COMMAND_BYTES)]
 }
 
 /// Both streams of a command, or something of each.
@@ -77,7 +90,7 @@ impl Entry {
     pub(super) fn new(mut facts: Facts, streams: Both<Arc<Stream>>) -> Self {
         if facts.command.len() > SHOWN_COMMAND_BYTES {
             // A copy, so that the whole of a large command is not held for what is shown of it.
-            facts.command = Bytes::copy_from_slice(&facts.command[..SHOWN_COMMAND_BYTES]);
+            facts.command = Bytes::copy_from_slice(shown(&facts.command));
         }
         Self {
             facts,
@@ -88,6 +101,13 @@ impl Entry {
             cursors: Mutex::default(),
             leftovers: AtomicU64::new(0),
         }
+    }
+
+    /// One that has ended under a process before this one, read up to these positions.
+    pub(super) fn recalled(facts: Facts, streams: Both<Arc<Stream>>, state: State, read_to: Both<u64>) -> Self {
+        let entry = Self::new(facts, streams);
+        entry.state.send_replace(state);
+        Self { cursors: Mutex::new(read_to), ..entry }
     }
 
     /// Applies a rule to the state and wakes who waits for it.
@@ -173,8 +193,8 @@ impl Entry {
     }
 
     /// What was written since the previous read, and the status. The status is looked at first: whoever is shown the end
-    /// has been shown everything up to it.
-    pub(super) async fn read(&self) -> TaskOutput {
+    /// has been shown everything up to it. What was read is in the journal when this returns.
+    pub(super) async fn read(&self, read_id: &ReadId, journal: &Journal) -> TaskOutput {
         let mut cursors = self.cursors.lock().await;
         let status = self.look(State::status);
         let ((stdout, stdout_next), (stderr, stderr_next)) = futures_util::future::join(
@@ -182,6 +202,14 @@ impl Entry {
             self.streams.stderr.delta(cursors.stderr),
         )
         .await;
+        let range = |from, delta: &StreamDelta, to| ReadRange { from, shown_from: delta.start, to };
+        let read = journal::Read {
+            read_id: read_id.0.clone(),
+            status: (&status).into(),
+            stdout: range(cursors.stdout, &stdout, stdout_next),
+            stderr: range(cursors.stderr, &stderr, stderr_next),
+        };
+        journal.read(self.facts.number, &read);
         *cursors = Both { stdout: stdout_next, stderr: stderr_next };
         TaskOutput { status, stdout, stderr }
     }

@@ -152,6 +152,17 @@ impl<E> Registry<E> {
         matches!(before, Some(KeyUse::Starting { aborted: true, .. }))
     }
 
+    /// One that ended under a process before this one. Those are recalled from the oldest on, before anything is started.
+    pub(super) fn recall(&mut self, caller: Caller, key: StartKey, id: TaskId, finished_at_ms: u64, entry: Arc<E>) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let tenant = self.tenants.entry(caller.tenant).or_insert_with(Tenant::new);
+        tenant.ids.insert(id.clone(), number);
+        tenant.keys.insert((caller.owner.clone(), key.clone()), KeyUse::Known(number));
+        let finished_at_ms = Some(finished_at_ms);
+        tenant.rows.insert(number, Row { id, owner: caller.owner, key, finished_at_ms, entry });
+    }
+
     /// Takes back what a key names, if it is still being started.
     pub(super) fn abort_start(&mut self, caller: &Caller, key: &StartKey) -> KeyLookup<E> {
         let Some(tenant) = self.tenants.get_mut(&caller.tenant) else { return KeyLookup::Unknown };

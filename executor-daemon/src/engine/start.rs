@@ -18,13 +18,14 @@ use super::{
     Inner,
     command::Prepared,
     driver::Driver,
-    entry::{Both, Entry, Facts},
+    entry::{Both, Entry, Facts, shown},
     now_ms,
     registry::{Kind, Reservation},
     task::Cause,
 };
 use crate::{
     ids::{Caller, ProcessHandle},
+    journal::{self, StartNumber},
     keeper::link::{ProcessEvent, Spawned},
     limits::{CommandPermit, TaskPermit},
     output::{self, Stream, StreamFiles, StreamOptions},
@@ -36,6 +37,8 @@ const MAX_KEY_BYTES: usize = 128;
 /// A command that may be started: checked, within its budgets, its key taken.
 pub(super) struct Start {
     kind: Kind,
+    key: StartKey,
+    digest: [u8; 32],
     prepared: Prepared,
     reservation: Reservation,
     permits: (CommandPermit, Option<TaskPermit>),
@@ -65,6 +68,7 @@ impl Start {
             .identities()
             .first()
             .ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        let digest = journal::digest(kind.into(), &spec);
         let prepared = Prepared::new(&engine.settings, identity, spec)?;
         if engine.registry().draining() {
             return Err(ExecutorError::Stopping);
@@ -75,14 +79,20 @@ impl Start {
         };
         let permits = (engine.limits.command()?, task_permit);
         let reservation = engine.registry().reserve(caller, key)?;
-        Ok(Self { kind, prepared, reservation, permits })
+        Ok(Self { kind, key: key.clone(), digest, prepared, reservation, permits })
     }
 
     /// Does it. Must not be dropped before it is done.
     pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<(Arc<Entry>, Prepared), ExecutorError> {
+        let number = self.begin(engine);
         let spawned = match self.spawn(engine).await {
             Ok(spawned) => spawned,
             Err(error) => {
+                match &error {
+                    // Nothing ran.
+                    ExecutorError::Spawn { .. } => engine.journal.failed(number),
+                    _ => engine.journal.forgotten(number, now_ms()),
+                }
                 engine.registry().give_back(self.reservation);
                 return Err(self.prepared.explain(error));
             }
@@ -100,10 +110,20 @@ impl Start {
                 // It runs and nobody can name it: it must not go on.
                 engine.registry().give_back(self.reservation);
                 discard(engine, handle, events).await;
+                engine.journal.forgotten(number, now_ms());
                 // Until it was ended it may have done something.
                 return Err(ExecutorError::OutcomeUnknown { reason: format!("it could not be kept: {error}") });
             }
         };
+        let started_at_ms = now_ms();
+        let record = journal::Started {
+            id: id.0.clone(),
+            handle: handle.0,
+            pid,
+            pid_started: journal::leftovers::start_time(pid),
+            at_ms: started_at_ms,
+        };
+        engine.journal.started(number, &record);
         let facts = Facts {
             id: id.clone(),
             kind: self.kind,
@@ -114,7 +134,8 @@ impl Start {
             handle,
             pid,
             started,
-            started_at_ms: now_ms(),
+            started_at_ms,
+            number,
         };
         let entry = Arc::new(Entry::new(facts, streams));
         {
@@ -136,6 +157,21 @@ impl Start {
             }
         });
         Ok((entry, self.prepared))
+    }
+
+    /// Writes down that it is about to be started.
+    fn begin(&self, engine: &Inner) -> StartNumber {
+        engine.journal.begin(&journal::Start {
+            account: self.reservation.caller().into(),
+            key: self.key.0.clone(),
+            kind: self.kind.into(),
+            digest: self.digest,
+            command: shown(&self.prepared.command).to_vec(),
+            workdir: self.prepared.workdir.to_vec(),
+            timeout_ms: self.prepared.timeout_ms,
+            begun_at_ms: now_ms(),
+            handle: None,
+        })
     }
 
     async fn spawn(&self, engine: &Inner) -> Result<Spawned, ExecutorError> {
@@ -171,15 +207,20 @@ fn open_stream(
     name: StreamName,
     pipe: OwnedFd,
 ) -> io::Result<Arc<Stream>> {
-    let options = StreamOptions {
+    let options = stream_options(engine, name);
+    let prefix = format!("{id}.{}", name.as_str());
+    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
+    Stream::start(pipe, options, Arc::new(files))
+}
+
+/// What the streams of this executor are made with.
+pub(super) fn stream_options(engine: &Inner, name: StreamName) -> StreamOptions {
+    StreamOptions {
         name,
         tail_bytes: engine.settings.max_output_bytes,
         ring_bytes: engine.ring_bytes,
         max_spill_bytes: engine.settings.max_spill_bytes,
-    };
-    let prefix = format!("{id}.{}", name.as_str());
-    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
-    Stream::start(pipe, options, Arc::new(files))
+    }
 }
 
 /// The ring of each stream, in bytes.

@@ -103,6 +103,18 @@ impl State {
         }
     }
 
+    /// Ended under a process before this one, which nothing outlived.
+    pub(super) fn recalled(exit: Exit, ended_for: Option<Cause>, exited_at_ms: u64) -> Self {
+        Self {
+            phase: Phase::Ended,
+            exit: Some(exit),
+            alive: false,
+            ended_for,
+            exited_at_ms: Some(exited_at_ms),
+            ..Self::started()
+        }
+    }
+
     /// Somebody asks for the end. The first cause while the shell runs is the one that people read; a timer that fires while
     /// an end is already wanted is not news.
     pub(super) fn request(&mut self, cause: Cause) -> Request {
@@ -223,6 +235,11 @@ impl State {
     /// What the latest end could not end, by pid.
     pub(super) fn survivors(&self) -> &[u32] {
         &self.survivors
+    }
+
+    /// What first asked for the end while the shell ran.
+    pub(super) fn ended_for(&self) -> Option<Cause> {
+        self.ended_for
     }
 
     /// The run's timer fired.

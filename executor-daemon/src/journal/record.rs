@@ -3,7 +3,7 @@
 //! The values are stored as postcard, so a field that is added, removed or moved is another format: `store::VERSION` counts
 //! them, and a test holds the bytes.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use executor_proto::types::{Exit, TaskStatus};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,18 @@ pub(crate) struct StartNumber(pub(crate) i64);
 /// The random name that one keeper gives itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct KeeperInstance(pub(crate) [u8; 16]);
+
+impl KeeperInstance {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When the kernel has no random bytes.
+    pub(crate) fn random() -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(Self(bytes))
+    }
+}
 
 /// A tenant and one of its owners, or nobody in particular of that tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
