@@ -144,11 +144,11 @@ impl Journal {
         let opened = recover(&store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
         let OpenedRows { world, next_number, keys, mut recovered } = opened;
         recovered.set_aside = set_aside;
-        tails.keep_only(|owner, id| {
-            recovered.starts.iter().any(|start| {
-                start.started.as_ref().is_some_and(|started| started.id == id) && start.start.account.tenant == owner
-            })
-        });
+        let known = recovered
+            .starts
+            .iter()
+            .filter_map(|start| Some((start.start.account.tenant.clone(), start.started.as_ref()?.id.clone())));
+        tails.keep_only(&known.collect());
         let starts = recovered.starts.len() as u64;
         let copier = store.another()?;
         let state = State { store, world, next_number, starts, keys };
@@ -271,7 +271,7 @@ impl Journal {
     fn note<T>(&self, written: Result<T, Error>) {
         match written {
             Ok(_) => {
-                if (self.inner.written.fetch_add(1, Ordering::Relaxed) + 1) % CHECKPOINT_EVERY == 0 {
+                if (self.inner.written.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(CHECKPOINT_EVERY) {
                     // One that is asked for already does for this, too.
                     let _ = self.inner.copy.try_send(());
                 }
@@ -282,7 +282,7 @@ impl Journal {
 
     fn failed_to_write(&self, error: &io::Error) {
         let before = self.inner.shared.failures.fetch_add(1, Ordering::Relaxed);
-        if before % FAILURES_PER_LINE == 0 {
+        if before.is_multiple_of(FAILURES_PER_LINE) {
             tracing::error!(
                 %error, failures = before + 1,
                 "the journal cannot be written: what is started or ends now may be unknown after a restart"

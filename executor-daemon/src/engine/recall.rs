@@ -89,7 +89,8 @@ pub(super) async fn recall(engine: &Inner, starts: Vec<RecordedStart>) {
     let Ok((starts, verdicts)) = looked.await else {
         return tracing::error!("what the journal holds could not be brought back: looking for leftovers failed");
     };
-    for (number, verdict) in verdicts {
+    // Of most there is nothing to say, and looked for are the few others.
+    for (number, verdict) in verdicts.into_iter().filter(|(_, verdict)| *verdict != Verdict::Gone) {
         let start = starts.iter().find(|start| start.number == number).and_then(|start| start.started.as_ref());
         report(start.map_or("", |started| &started.id), &verdict);
     }

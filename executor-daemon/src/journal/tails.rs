@@ -7,7 +7,7 @@
 //! above their cap, those that were kept first go; a reader then finds a gap.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
@@ -117,12 +117,12 @@ fn name_of(tenant: &str, id: &str, stream: StreamName) -> String {
 }
 
 /// The tenant and the id in a file's name.
-fn parts_of(name: &str) -> Option<(String, &str)> {
+fn parts_of(name: &str) -> Option<(String, String)> {
     let mut parts = name.split('.');
     let (tenant, id) = (parts.next()?, parts.next()?);
     let byte = |at| tenant.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
     let tenant: Option<Vec<u8>> = (0..tenant.len()).step_by(2).map(byte).collect();
-    Some((String::from_utf8(tenant?).ok()?, id))
+    Some((String::from_utf8(tenant?).ok()?, id.to_owned()))
 }
 
 impl Tails {
@@ -144,14 +144,14 @@ impl Tails {
     }
 
     /// Removes every file whose task (tenant, id) is not known, and learns what the others take.
-    pub(super) fn keep_only(&self, known: impl Fn(&str, &str) -> bool) {
+    pub(super) fn keep_only(&self, known: &HashSet<(String, String)>) {
         let files = fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
         let mut found = Vec::new();
         for file in files {
             let name = file.file_name().into_string().unwrap_or_default();
             let size_and_age = file.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
             match size_and_age {
-                Ok((size, age)) if parts_of(&name).is_some_and(|(tenant, id)| known(&tenant, id)) => {
+                Ok((size, age)) if parts_of(&name).is_some_and(|parts| known.contains(&parts)) => {
                     found.push((age, name, size));
                 }
                 // Left by a task that is forgotten, or in the middle of a write.

@@ -170,29 +170,34 @@ fn apply(journal: &Journal, model: &mut Model, step: &Step) {
             });
         }
         Step::Started(at) | Step::Asked(at, _) | Step::Ended(at) | Step::Read(at) => {
-            let Some(place) = place(at, model) else { return };
-            let start = &mut model.starts[place];
-            let number = start.number;
-            match *step {
-                Step::Started(_) => {
-                    journal.started(number, &started_of(number.0));
-                    start.started = Some(started_of(number.0));
-                }
-                Step::Asked(_, cause) => {
-                    journal.asked_to_end(number, cause);
-                    if start.asked_to_end.len() < 7 {
-                        start.asked_to_end.push(cause);
-                    }
-                }
-                Step::Ended(_) => {
-                    journal.ended(number, &ended());
-                    start.ended = Some(ended());
-                }
-                _ => {
-                    journal.read(number, &read_of(number.0));
-                    start.read = Some(read_of(number.0));
-                }
+            if let Some(place) = place(at, model) {
+                change(journal, &mut model.starts[place], step);
             }
+        }
+    }
+}
+
+/// Does a step to one start.
+fn change(journal: &Journal, start: &mut RecordedStart, step: &Step) {
+    let number = start.number;
+    match *step {
+        Step::Started(_) => {
+            journal.started(number, &started_of(number.0));
+            start.started = Some(started_of(number.0));
+        }
+        Step::Asked(_, cause) => {
+            journal.asked_to_end(number, cause);
+            if start.asked_to_end.len() < 7 {
+                start.asked_to_end.push(cause);
+            }
+        }
+        Step::Ended(_) => {
+            journal.ended(number, &ended());
+            start.ended = Some(ended());
+        }
+        _ => {
+            journal.read(number, &read_of(number.0));
+            start.read = Some(read_of(number.0));
         }
     }
 }
