@@ -2,7 +2,8 @@
 //!
 //! Read in this order: `start` (one command from request to driver), `command` (what bash is given), `entry` (one run or
 //! task), `task` (the pure rules of its state), `driver` (takes it to its end), `run` (a run as its caller holds it), `registry`
-//! (ids, owners, what is forgotten), `keys` (what start keys stand for), `completions`.
+//! (ids, owners, what is forgotten), `keys` (what start keys stand for), `completions`, `recall` and `carry` (what a process
+//! before this one has written down, and left running).
 //!
 //! Locks are the registry's, the completions' and each entry's state; the first may be held while the last is taken, never
 //! the other way round, and none across an await.
@@ -27,17 +28,20 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use crate::{
     config::Settings,
     ids::{Caller, TenantId},
+    journal::{self, Journal, KeeperInstance, RecordedStart, Recovered},
     keeper::link::{Carried, KeeperLink},
     limits::{HostLimits, Limits},
     output::{self, ReadUntil},
 };
 
+mod carry;
 mod command;
 mod completions;
 mod driver;
 mod entry;
 mod info;
 mod keys;
+mod recall;
 mod registry;
 mod run;
 mod start;
@@ -75,6 +79,7 @@ struct Inner {
     limits: Limits,
     registry: Mutex<Registry<Entry>>,
     completions: Completions,
+    journal: Journal,
     state_dir: StateDir,
     counters: Mutex<HashMap<(TenantId, Kind), Arc<Counter>>>,
     /// Starts under way and drivers.
@@ -106,8 +111,11 @@ impl Engine {
         carried: Vec<Carried>,
     ) -> Result<Self, StartError> {
         let path = settings.state_dir.display().to_string();
-        let opened = Inner::open(settings, keeper).map_err(|source| StartError { path, source })?;
+        let (opened, starts) = Inner::open(settings, keeper).map_err(|source| StartError { path, source })?;
         let inner = Arc::new(opened);
+        let starts = carry::take_over(&inner, starts, carried);
+        recall::recall(&inner, starts).await;
+        inner.sweep_spills();
         let weak = Arc::downgrade(&inner);
         let interval = Duration::from_secs(inner.settings.finished_kept_seconds.max(1)).min(SWEEP_INTERVAL);
         let sweeper = tokio::spawn(async move {
@@ -240,7 +248,7 @@ impl Engine {
             // Its end or the end of the wait: the read says which.
             let _ = tokio::time::timeout(wait, entry.ended()).await;
         }
-        Ok(entry.read(caller, read_id).await)
+        Ok(entry.read(caller, read_id, &self.inner.journal).await)
     }
 
     /// Ends a task, or the leftovers of a finished task or run.
@@ -326,8 +334,14 @@ impl Engine {
 }
 
 impl Inner {
-    fn open(settings: Settings, keeper: KeeperLink) -> io::Result<Self> {
+    /// Opens everything, and says what of the starts that the journal holds is to be brought back.
+    fn open(settings: Settings, keeper: KeeperLink) -> io::Result<(Self, Vec<RecordedStart>)> {
         let state_dir = StateDir::open(&settings.state_dir)?;
+        let instance = KeeperInstance(keeper.keeper());
+        let (journal, recovered) = Journal::open(&settings.state_dir, &journal::boot_id(), instance, now_ms())?;
+        let Recovered { starts, keys, ledgers, first_sequence, set_aside: _ } = recovered;
+        let cap = settings.max_completions_per_owner;
+        let completions = Completions::recalled(cap, journal.clone(), ledgers, first_sequence);
         let tenant = TenantId::default_tenant();
         let mut counters = HashMap::new();
         for kind in [Kind::Run, Kind::Task] {
@@ -336,19 +350,21 @@ impl Inner {
         let limits = Limits::new(settings.max_tasks, settings.max_tasks_per_owner, HostLimits::learn());
         let identity = keeper.identities().first();
         let info = info::info(&settings, identity, state_dir.instance_id()?, limits.max_commands());
-        Ok(Self {
+        let inner = Self {
             info,
             ring_bytes: start::ring_bytes(settings.max_output_bytes),
             keeper,
             limits,
-            registry: Mutex::new(Registry::new()),
-            completions: Completions::new(settings.max_completions_per_owner),
+            registry: Mutex::new(recall::keys(keys)),
+            completions,
+            journal,
             state_dir,
             counters: Mutex::new(counters),
             drivers: TaskTracker::new(),
             sweeper: Mutex::new(None),
             settings,
-        })
+        };
+        Ok((inner, starts))
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry<Entry>> {
@@ -402,7 +418,8 @@ impl Inner {
         let Some(owner) = &caller.owner else { return };
         let (status, told, at) = entry.look(|state| (state.status(), state.to_be_told(), state.exited_at_ms()));
         if told {
-            self.completions.add(&caller.tenant, owner, entry.facts.id.clone(), status, at.unwrap_or_else(now_ms));
+            let (number, id) = (entry.facts.number, entry.facts.id.clone());
+            self.completions.add((&caller.tenant, owner), number, id, status, at.unwrap_or_else(now_ms));
         }
     }
 
@@ -424,12 +441,20 @@ impl Inner {
     /// Removes what is on disk of entries that the registry has forgotten.
     fn forget(&self, entries: &[Arc<Entry>]) {
         for entry in entries {
+            self.journal.forgotten(entry.facts.number, now_ms());
             for stream in StreamName::BOTH {
                 if let Some(path) = entry.streams.get(stream).spill_path() {
                     self.keeper.remove_spill(path);
                 }
             }
         }
+    }
+
+    /// Removes the spill files of nobody that is known.
+    fn sweep_spills(&self) {
+        let entries = self.registry().all();
+        let paths = entries.iter().flat_map(|entry| StreamName::BOTH.map(|name| entry.streams.get(name).spill_path()));
+        self.keeper.sweep_spills(paths.flatten().collect());
     }
 
     fn sweep(&self, now_ms: u64) {

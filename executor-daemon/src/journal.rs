@@ -32,21 +32,19 @@ use std::{
     },
 };
 
-use executor_proto::types::{CommandSpec, EnvironmentVariable, SandboxMode, StreamName};
+use executor_proto::types::StreamName;
 use rusqlite::{Error, OptionalExtension};
-use sha2::{Digest, Sha256};
 
+use crate::output::KeptStream;
+
+pub(crate) use self::record::{
+    Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, Read, ReadRange, RecordedStart,
+    Recovered, Start, StartNumber, Started, UsedKey, World,
+};
 use self::{
     keys::Keys,
     store::{CHECKPOINT_EVERY, MAX_LOG_BYTES, Store, decode, encode, io_error},
     tails::Tails,
-};
-pub(crate) use self::{
-    record::{
-        Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, Read, ReadRange, RecordedStart,
-        Recovered, Start, StartNumber, Started, StatusFact, UsedKey, World,
-    },
-    tails::{KeptSpill, KeptTail},
 };
 
 /// Starts that are known at the same time. Above it those that ended first are no longer written down.
@@ -105,29 +103,6 @@ fn pid_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
-/// By which a command is known again under its key: everything of the spec that changes what it does.
-pub(crate) fn digest(kind: Kind, spec: &CommandSpec) -> [u8; 32] {
-    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode } = spec;
-    let mut digest = Sha256::new();
-    // Each part with its length before it, so that no two specs give the same bytes.
-    let mut part = |bytes: Option<&[u8]>| {
-        digest.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_le_bytes());
-        digest.update(bytes.unwrap_or_default());
-    };
-    part(Some(&[kind as u8]));
-    part(Some(command));
-    part(workdir.as_deref());
-    part(stdin.as_deref());
-    part(timeout_ms.map(f64::to_le_bytes).as_ref().map(|bytes| &bytes[..]));
-    part(sandbox_mode.map(SandboxMode::as_str).map(str::as_bytes));
-    part(Some(&(environment.len() as u64).to_le_bytes()));
-    for EnvironmentVariable { name, value } in environment {
-        part(Some(name));
-        part(Some(value));
-    }
-    digest.finalize().into()
-}
-
 impl Journal {
     /// Opens the journal of a state directory, which exists, and says what it holds. `keeper` is the one that is there now.
     ///
@@ -145,11 +120,11 @@ impl Journal {
         let opened = recover(&store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
         let OpenedRows { world, next_number, keys, mut recovered } = opened;
         recovered.set_aside = set_aside;
-        tails.keep_only(|owner, id| {
-            recovered.starts.iter().any(|start| {
-                start.started.as_ref().is_some_and(|started| started.id == id) && start.start.account.tenant == owner
-            })
-        });
+        let known = recovered
+            .starts
+            .iter()
+            .filter_map(|start| Some((start.start.account.tenant.clone(), start.started.as_ref()?.id.clone())));
+        tails.keep_only(&known.collect());
         let starts = recovered.starts.len() as u64;
         let copier = store.another()?;
         let state = State { store, world, next_number, starts, keys };
@@ -252,14 +227,14 @@ impl Journal {
     }
 
     /// Keeps the end of a stream that is closed, until its task is forgotten.
-    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptTail) {
+    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) {
         if let Err(error) = self.inner.tails.keep(tenant, id, stream, tail) {
             self.failed_to_write(&error);
         }
     }
 
     /// What is kept of a stream; `None`: nothing, or nothing that can be read.
-    pub(crate) fn tail(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptTail> {
+    pub(crate) fn tail(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptStream> {
         self.inner.tails.read(tenant, id, stream)
     }
 
@@ -272,7 +247,7 @@ impl Journal {
     fn note<T>(&self, written: Result<T, Error>) {
         match written {
             Ok(_) => {
-                if (self.inner.written.fetch_add(1, Ordering::Relaxed) + 1) % CHECKPOINT_EVERY == 0 {
+                if (self.inner.written.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(CHECKPOINT_EVERY) {
                     // One that is asked for already does for this, too.
                     let _ = self.inner.copy.try_send(());
                 }
@@ -283,7 +258,7 @@ impl Journal {
 
     fn failed_to_write(&self, error: &io::Error) {
         let before = self.inner.shared.failures.fetch_add(1, Ordering::Relaxed);
-        if before % FAILURES_PER_LINE == 0 {
+        if before.is_multiple_of(FAILURES_PER_LINE) {
             tracing::error!(
                 %error, failures = before + 1,
                 "the journal cannot be written: what is started or ends now may be unknown after a restart"

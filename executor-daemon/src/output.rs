@@ -93,6 +93,28 @@ pub(crate) struct Progress {
     pub(crate) closed: bool,
 }
 
+/// What is kept of a stream beyond this process.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct KeptStream {
+    /// Offset of the first byte that is kept.
+    pub(crate) start: u64,
+    /// Up to the stream's end.
+    pub(crate) bytes: Bytes,
+    /// The spill, if it can be shown.
+    pub(crate) spill: Option<KeptSpill>,
+}
+
+/// A spill file that gets no more bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KeptSpill {
+    /// In the world where commands run.
+    pub(crate) path: PathBuf,
+    /// Device and inode, by which it is known again.
+    pub(crate) identity: (u64, u64),
+    /// Bytes in it, from the start of the stream.
+    pub(crate) held: u64,
+}
+
 /// One stream of one command.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -165,6 +187,31 @@ impl Stream {
             refused: AtomicU64::new(0),
             options,
         })
+    }
+
+    /// A stream whose command ended under a process before this one: closed, with what was kept of it.
+    pub(crate) fn recalled(options: StreamOptions, kept: KeptStream) -> Arc<Self> {
+        let KeptStream { start, bytes, spill } = kept;
+        let total = start + bytes.len() as u64;
+        let stream = Self {
+            storage: Mutex::new(Storage::Tail(start, bytes)),
+            progress: watch::Sender::new(Progress { total, closed: true }),
+            spill: Spill::recalled(options.max_spill_bytes, spill),
+            control: PumpControl::default(),
+            compact: AtomicBool::new(true),
+            options,
+            refused: AtomicU64::new(0),
+        };
+        if total > stream.options.tail_bytes {
+            stream.spill.give_up();
+        }
+        Arc::new(stream)
+    }
+
+    /// What is to be kept of a stream that gets no more bytes.
+    pub(crate) fn to_keep(&self) -> KeptStream {
+        let (start, bytes) = self.last_bytes(0);
+        KeptStream { start, bytes, spill: self.spill.finished() }
     }
 
     /// Bytes taken so far.

@@ -1,4 +1,4 @@
-//! The records that tasks ended, per owner, until they are acknowledged. They live in memory.
+//! The records that tasks ended, per owner, until they are acknowledged. What is here is in the journal, too.
 //!
 //! [`Ledger`] is the pure rule of one owner; [`Completions`] holds all of them and wakes who watches. A completion is
 //! delivered to every watcher of its owner at least once, from the oldest that is not acknowledged on.
@@ -11,7 +11,10 @@ use std::{
 use executor_proto::types::{Completion, OwnerId, TaskId, TaskStatus, WatchEvent};
 use tokio::sync::watch;
 
-use crate::ids::TenantId;
+use crate::{
+    ids::{Caller, TenantId},
+    journal::{self, Account, Journal, StartNumber},
+};
 
 /// One owner's completions.
 #[derive(Debug, Default)]
@@ -55,14 +58,18 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Owners {
     entries: HashMap<Key, Entry>,
+    /// Owners that are new count from the one after this.
+    first_sequence: u64,
     closed: bool,
 }
 
 impl Owners {
     fn entry(&mut self, key: &Key) -> &mut Entry {
-        self.entries
-            .entry(key.clone())
-            .or_insert_with(|| Entry { ledger: Ledger::default(), news: watch::Sender::new(()) })
+        let latest = self.first_sequence;
+        self.entries.entry(key.clone()).or_insert_with(|| Entry {
+            ledger: Ledger { latest, waiting: VecDeque::new() },
+            news: watch::Sender::new(()),
+        })
     }
 }
 
@@ -71,23 +78,44 @@ impl Owners {
 pub(super) struct Completions {
     owners: Arc<Mutex<Owners>>,
     cap: u64,
+    /// `None`: nothing outlives this process.
+    journal: Option<Journal>,
 }
 
 impl Completions {
-    /// Keeps at most `cap` unacknowledged per owner.
-    pub(super) fn new(cap: u64) -> Self {
-        Self { owners: Arc::default(), cap }
+    /// Keeps at most `cap` unacknowledged per owner, in memory only.
+    #[cfg(test)]
+    fn new(cap: u64) -> Self {
+        Self { owners: Arc::default(), cap, journal: None }
+    }
+
+    /// Keeps at most `cap` unacknowledged per owner, in a journal too, and begins with what that held. Owners that it did not
+    /// know count from the one after `first_sequence`.
+    pub(super) fn recalled(cap: u64, journal: Journal, ledgers: Vec<journal::Ledger>, first_sequence: u64) -> Self {
+        let entries = ledgers.into_iter().filter_map(|ledger| {
+            let Caller { tenant, owner } = Caller::from(&ledger.account);
+            let waiting = ledger.waiting.into_iter().map(|completed| Completion {
+                sequence: completed.sequence,
+                task_id: TaskId(completed.task),
+                status: completed.status.into(),
+                ended_at_ms: completed.ended_at_ms,
+            });
+            let ledger = Ledger { latest: ledger.latest, waiting: waiting.collect() };
+            Some(((tenant, owner?), Entry { ledger, news: watch::Sender::new(()) }))
+        });
+        let owners = Owners { entries: entries.collect(), first_sequence, closed: false };
+        Self { owners: Arc::new(Mutex::new(owners)), cap, journal: Some(journal) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Owners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A task of this owner has ended.
+    /// A task of this owner has ended. When this returns, a kill of this process does not take it away.
     pub(super) fn add(
         &self,
-        tenant: &TenantId,
-        owner: &OwnerId,
+        (tenant, owner): (&TenantId, &OwnerId),
+        number: StartNumber,
         task_id: TaskId,
         status: TaskStatus,
         ended_at_ms: u64,
@@ -95,6 +123,17 @@ impl Completions {
         let mut owners = self.lock();
         let entry = owners.entry(&(tenant.clone(), owner.clone()));
         let gone = entry.ledger.add(task_id, status, ended_at_ms, self.cap);
+        // Under the lock, so that the journal has them in the order of their numbers, and before anybody is woken.
+        if let (Some(journal), Some(latest)) = (&self.journal, entry.ledger.waiting.back()) {
+            let completed = journal::Completed {
+                sequence: latest.sequence,
+                task: latest.task_id.0.clone(),
+                status: (&latest.status).into(),
+                ended_at_ms: latest.ended_at_ms,
+            };
+            let first_kept = entry.ledger.waiting.front().map_or(0, |first| first.sequence);
+            journal.completed(&account(tenant, owner), &completed, first_kept, Some(number));
+        }
         entry.news.send_replace(());
         drop(owners);
         if let Some(gone) = gone {
@@ -107,8 +146,12 @@ impl Completions {
 
     /// Forgets an owner's completions up to and including this one.
     pub(super) fn acknowledge(&self, tenant: &TenantId, owner: &OwnerId, up_to: u64) {
-        if let Some(entry) = self.lock().entries.get_mut(&(tenant.clone(), owner.clone())) {
-            entry.ledger.acknowledge(up_to);
+        let mut owners = self.lock();
+        let Some(entry) = owners.entries.get_mut(&(tenant.clone(), owner.clone())) else { return };
+        let before = entry.ledger.waiting.len();
+        entry.ledger.acknowledge(up_to);
+        if let Some(journal) = self.journal.as_ref().filter(|_| entry.ledger.waiting.len() < before) {
+            journal.acknowledged(&account(tenant, owner), up_to);
         }
     }
 
@@ -121,7 +164,9 @@ impl Completions {
 
     /// Forgets owners that were watched, never had a completion, and are watched no more.
     pub(super) fn sweep(&self) {
-        self.lock().entries.retain(|_, entry| entry.ledger.latest > 0 || entry.news.receiver_count() > 0);
+        let mut owners = self.lock();
+        let first = owners.first_sequence;
+        owners.entries.retain(|_, entry| entry.ledger.latest > first || entry.news.receiver_count() > 0);
     }
 
     /// No more will come: watchers end when they have had what waits.
@@ -132,6 +177,10 @@ impl Completions {
             entry.news.send_replace(());
         }
     }
+}
+
+fn account(tenant: &TenantId, owner: &OwnerId) -> Account {
+    Account { tenant: tenant.0.clone(), owner: Some(owner.0.clone()) }
 }
 
 /// One watcher of one owner.
@@ -186,7 +235,7 @@ mod tests {
 
     fn end(completions: &Completions, owner: &OwnerId, task: u64) {
         let id = TaskId(format!("bash-{task}"));
-        completions.add(&TenantId::default_tenant(), owner, id, TaskStatus::Killed(None), 5);
+        completions.add((&TenantId::default_tenant(), owner), StartNumber(1), id, TaskStatus::Killed(None), 5);
     }
 
     fn now(watch: &mut Watch) -> Option<Option<WatchEvent>> {
@@ -251,6 +300,32 @@ mod tests {
         assert_eq!(now(&mut watch), Some(Some(WatchEvent::CaughtUp)));
         end(&completions, &owner, 6);
         assert_eq!(sequence(now(&mut watch)), Some(6));
+    }
+
+    #[test]
+    fn what_waited_and_the_latest_number_are_there_for_the_next_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let keeper = journal::KeeperInstance([1; 16]);
+            let (journal, recovered) = Journal::open(directory.path(), "boot", keeper, 1).unwrap();
+            Completions::recalled(2, journal, recovered.ledgers, recovered.first_sequence)
+        };
+        let (tenant, owner) = (TenantId::default_tenant(), OwnerId("a".into()));
+        let completions = open();
+        for task in 1..=4 {
+            end(&completions, &owner, task);
+        }
+        completions.acknowledge(&tenant, &owner, 3);
+        drop(completions);
+        let completions = open();
+        let mut watch = completions.watch(&tenant, &owner);
+        assert_eq!(sequence(now(&mut watch)), Some(4));
+        assert_eq!(now(&mut watch), Some(Some(WatchEvent::CaughtUp)));
+        completions.acknowledge(&tenant, &owner, 4);
+        drop((watch, completions));
+        let completions = open();
+        end(&completions, &owner, 5);
+        assert_eq!(sequence(now(&mut completions.watch(&tenant, &owner))), Some(5));
     }
 
     proptest! {

@@ -13,19 +13,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use executor_proto::types::{Exit, RunResult};
+use executor_proto::types::{Exit, RunResult, StreamName};
 use futures_core::future::BoxFuture;
 use futures_util::future::join;
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Inner,
-    entry::Entry,
+    entry::{Entry, Facts},
     now_ms,
     registry::{Keep, Kind},
     task::{Cause, Phase, State, exit_of},
 };
 use crate::{
+    journal::{EndCause, Ended},
     keeper::link::ProcessEvent,
     limits::{CommandPermit, TaskPermit},
 };
@@ -40,7 +41,10 @@ const TIDY_AFTER: Duration = Duration::from_millis(5);
 const SPILL_MADE: Duration = Duration::from_secs(10);
 
 /// Why an exit is unknown when the keeper is lost, in the words of the model's text.
-const KEEPER_LOST: &str = "executor restarted";
+pub(super) const KEEPER_LOST: &str = "executor restarted";
+
+/// Why an exit is unknown when the host is another since, in the same words.
+pub(super) const HOST_RESTARTED: &str = "executor host restarted";
 
 /// What a driver is started with.
 pub(super) struct Driver {
@@ -190,6 +194,7 @@ impl Driver {
                 duration_ms: exited.duration_since(entry.facts.started).as_secs_f64() * 1e3,
             });
         }
+        self.record_end(&engine);
         // The task no longer runs, so its place is free before anybody is told.
         self.task_permit = None;
         entry.apply(State::settled);
@@ -199,6 +204,17 @@ impl Driver {
         if entry.has_leftovers() {
             engine.limit_leftovers(&entry.facts.caller);
         }
+    }
+
+    /// The facts of the end are final: they are written down before anybody is told them.
+    fn record_end(&self, engine: &Inner) {
+        let (exit, ended_for, at_ms, to_be_told) = self
+            .entry
+            .look(|state| (state.exit().cloned(), state.ended_for(), state.exited_at_ms(), state.to_be_told()));
+        let exit = exit.unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned()));
+        let at_ms = at_ms.unwrap_or_else(now_ms);
+        let ended = Ended { exit: (&exit).into(), ended_for: ended_for.map(EndCause::from), at_ms, to_be_told };
+        engine.journal.ended(self.entry.facts.number, &ended);
     }
 
     /// Nothing is alive: takes what is still in the pipes, gives everything back, and forgets or keeps.
@@ -219,6 +235,17 @@ impl Driver {
         engine.keeper.release(facts.handle);
         let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();
         let keep = Keep { id: facts.kind == Kind::Task || spilled, result: engine.bytes_to_hold(&self.entry) };
+        if keep.id {
+            let (journal, entry) = (engine.journal.clone(), Arc::clone(&self.entry));
+            // Written by a thread that may wait for a disk. Only a panic there is an error here, and costs this output.
+            let _ = tokio::task::spawn_blocking(move || {
+                let Facts { id, caller, .. } = &entry.facts;
+                for name in StreamName::BOTH {
+                    journal.keep_tail(&caller.tenant.0, &id.0, name, &entry.streams.get(name).to_keep());
+                }
+            })
+            .await;
+        }
         let max_finished = engine.settings.max_finished_per_owner;
         let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
         engine.forget(&forgotten);
@@ -254,6 +281,9 @@ impl Driver {
             return;
         }
         let Some(engine) = self.engine.upgrade() else { return self.entry.apply(|state| state.end_done(Vec::new())) };
+        if let Some(cause) = self.entry.look(State::ended_for) {
+            engine.journal.asked_to_end(self.entry.facts.number, cause.into());
+        }
         let keeper = engine.keeper.clone();
         let handle = self.entry.facts.handle;
         let grace = Duration::from_millis(engine.settings.grace_ms);

@@ -11,7 +11,8 @@ use std::{
 
 use bytes::Bytes;
 use executor_proto::types::{
-    KillOutcome, OwnerId, Process, ReadId, RunResult, SandboxMode, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus,
+    KillOutcome, OwnerId, Process, ReadId, RunResult, SandboxMode, StreamDelta, StreamName, TaskId, TaskInfo,
+    TaskOutput, TaskStatus,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -19,7 +20,11 @@ use super::{
     registry::Kind,
     task::{Cause, Phase, Request, State},
 };
-use crate::{ids::Caller, ids::ProcessHandle, output::Stream};
+use crate::{
+    ids::{Caller, ProcessHandle},
+    journal::{self, Journal, ReadRange, StartNumber},
+    output::Stream,
+};
 
 /// The command is shown to people up to this many bytes.
 const SHOWN_COMMAND_BYTES: usize = 4_096;
@@ -45,6 +50,13 @@ pub(super) struct Facts {
     pub(super) pid: u32,
     pub(super) started: Instant,
     pub(super) started_at_ms: u64,
+    /// The journal's name for it.
+    pub(super) number: StartNumber,
+}
+
+/// What is shown of a command.
+pub(super) fn shown(command: &[u8]) -> &[u8] {
+    &command[..command.len().min(SHOWN_COMMAND_BYTES)]
 }
 
 /// Both streams of a command, or something of each.
@@ -70,6 +82,8 @@ struct Reads {
     /// Where the next read begins.
     cursors: Both<u64>,
     answers: VecDeque<Answer>,
+    /// The latest read that a process before this one has answered: its reply may be lost.
+    before: Option<journal::Read>,
 }
 
 /// What an owner's latest read was answered. Its bytes are kept, since the ring may have moved on when they are asked for again.
@@ -117,7 +131,7 @@ impl Entry {
     pub(super) fn new(mut facts: Facts, streams: Both<Arc<Stream>>) -> Self {
         if facts.command.len() > SHOWN_COMMAND_BYTES {
             // A copy, so that the whole of a large command is not held for what is shown of it.
-            facts.command = Bytes::copy_from_slice(&facts.command[..SHOWN_COMMAND_BYTES]);
+            facts.command = Bytes::copy_from_slice(shown(&facts.command));
         }
         Self {
             facts,
@@ -128,6 +142,26 @@ impl Entry {
             reads: Mutex::default(),
             leftovers: AtomicU64::new(0),
         }
+    }
+
+    /// One that has ended under a process before this one, read up to these positions.
+    pub(super) fn recalled(
+        facts: Facts,
+        streams: Both<Arc<Stream>>,
+        state: State,
+        read: Option<journal::Read>,
+    ) -> Self {
+        let entry = Self::carried(facts, streams, read);
+        entry.state.send_replace(state);
+        entry
+    }
+
+    /// One that goes on, started under a process before this one; `read`: the latest read that was answered there.
+    pub(super) fn carried(facts: Facts, streams: Both<Arc<Stream>>, read: Option<journal::Read>) -> Self {
+        let cursors =
+            read.as_ref().map_or_else(Both::default, |read| Both { stdout: read.stdout.to, stderr: read.stderr.to });
+        let reads = Reads { cursors, before: read, ..Reads::default() };
+        Self { reads: Mutex::new(reads), ..Self::new(facts, streams) }
     }
 
     /// Applies a rule to the state and wakes who waits for it.
@@ -222,10 +256,19 @@ impl Entry {
     /// What was written since the previous read, and the status; the same answer again where this read was answered already.
     /// The status is looked at first: whoever is shown the end has been shown everything up to it. Cancel-safe: what is not
     /// returned was not read, or can be read again with the same `read_id`.
-    pub(super) async fn read(&self, caller: &Caller, read_id: &ReadId) -> TaskOutput {
+    /// What was read is in the journal when this returns.
+    pub(super) async fn read(&self, caller: &Caller, read_id: &ReadId, journal: &Journal) -> TaskOutput {
         let mut reads = self.reads.lock().await;
         if let Some(output) = reads.answered(caller, read_id) {
             return output.clone();
+        }
+        if let Some(before) = reads.before.take() {
+            if before.read_id == read_id.0 {
+                let output = self.read_again(&before).await;
+                reads.answer(caller, read_id, &output);
+                return output;
+            }
+            // Whoever reads on has had that answer.
         }
         let status = self.look(State::status);
         let cursors = reads.cursors;
@@ -234,10 +277,38 @@ impl Entry {
             self.streams.stderr.delta(cursors.stderr),
         )
         .await;
+        let range = |from, delta: &StreamDelta, to| ReadRange { from, shown_from: delta.start, to };
+        let read = journal::Read {
+            read_id: read_id.0.clone(),
+            status: (&status).into(),
+            stdout: range(cursors.stdout, &stdout, stdout_next),
+            stderr: range(cursors.stderr, &stderr, stderr_next),
+        };
+        journal.read(self.facts.number, &read);
         let output = TaskOutput { status, stdout, stderr };
         reads.cursors = Both { stdout: stdout_next, stderr: stderr_next };
         reads.answer(caller, read_id, &output);
         output
+    }
+
+    /// The answer that a process before this one gave, as far as its bytes are still kept.
+    async fn read_again(&self, before: &journal::Read) -> TaskOutput {
+        let ((stdout, _), (stderr, _)) = futures_util::future::join(
+            self.streams.stdout.delta(before.stdout.from),
+            self.streams.stderr.delta(before.stderr.from),
+        )
+        .await;
+        let up_to = |delta: StreamDelta, range: &ReadRange| {
+            let start = delta.start.min(range.to);
+            let length = usize::try_from(range.to - start).unwrap_or(usize::MAX).min(delta.data.len());
+            let data = if delta.start <= range.to { delta.data.slice(..length) } else { Bytes::new() };
+            StreamDelta { start, dropped: start.saturating_sub(range.from), data, spill: delta.spill }
+        };
+        TaskOutput {
+            status: before.status.clone().into(),
+            stdout: up_to(stdout, &before.stdout),
+            stderr: up_to(stderr, &before.stderr),
+        }
     }
 
     /// Whether this read was answered already.

@@ -79,7 +79,7 @@ fn stated_limits(command_uid: Option<u32>, own: &Own) -> Vec<String> {
     limits.push("files are not fenced: a command can read and write whatever its user can");
     limits
         .push("sessions of one tenant share a user: their commands can signal each other and read each other's files");
-    limits.push("finished tasks and unacknowledged completions are kept in memory and end with the executor");
+    limits.push("commands that run end with the executor; what a loss of power cuts short, the latest records and output, is lost");
     limits.into_iter().map(str::to_owned).collect()
 }
 

@@ -36,7 +36,7 @@ const MAX_HELD_BYTES_PER_OWNER: u64 = 32 * 1024 * 1024;
 const MAX_UNKNOWN_PER_OWNER: usize = 8_192;
 
 /// Why the outcome of a forgotten key is not known.
-const FORGOTTEN: &str = "its result is no longer kept";
+pub(super) const FORGOTTEN: &str = "its result is no longer kept";
 
 /// Why the outcome of a key is not known whose start was begun and never came to an end.
 const ABANDONED: &str = "its start was given up";
@@ -142,6 +142,18 @@ impl<E> Keys<E> {
     /// What an attach to a key is told that was never used here, or so long ago that nothing is left of it.
     pub(super) fn not_known() -> ExecutorError {
         ExecutorError::OutcomeUnknown { reason: NOT_KNOWN.to_owned() }
+    }
+
+    /// A key of an engine before this one, whose run or task is known.
+    pub(super) fn recall(&mut self, key: StartKey, command: CommandDigest, number: u64, entry: Arc<E>) {
+        self.uses.insert(key, KeyUse { command, state: KeyState::Known { number, entry, taken: false } });
+    }
+
+    /// A key of an engine before this one, of which nothing else is known. Those come in the order in which they were
+    /// forgotten.
+    pub(super) fn recall_unknown(&mut self, key: StartKey, command: CommandDigest, reason: &str, since_ms: u64) {
+        self.uses.insert(key.clone(), KeyUse { command, state: KeyState::Unknown(reason.into()) });
+        self.unknown.push_back((since_ms, key));
     }
 
     /// A free key is taken for a start. `done` closes when that has come to an end, in one of the next three methods.

@@ -164,6 +164,37 @@ impl<E> Registry<E> {
         aborted
     }
 
+    /// A key of a process before this one, of which nothing else is known.
+    pub(super) fn recall_key(
+        &mut self,
+        caller: &Caller,
+        key: StartKey,
+        command: CommandDigest,
+        reason: &str,
+        since_ms: u64,
+    ) {
+        let tenant = self.tenants.entry(caller.tenant.clone()).or_insert_with(Tenant::new);
+        tenant.keys(&caller.owner).recall_unknown(key, command, reason, since_ms);
+    }
+
+    /// One of a process before this one, finished at that time or still running. Those are recalled from the oldest on, before anything is started.
+    pub(super) fn recall(
+        &mut self,
+        caller: Caller,
+        key: StartKey,
+        command: CommandDigest,
+        id: TaskId,
+        finished_at_ms: Option<u64>,
+        entry: Arc<E>,
+    ) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let tenant = self.tenants.entry(caller.tenant).or_insert_with(Tenant::new);
+        tenant.ids.insert(id.clone(), number);
+        tenant.keys(&caller.owner).recall(key.clone(), command, number, Arc::clone(&entry));
+        tenant.rows.insert(number, Row { id, owner: caller.owner, key, finished_at_ms, entry });
+    }
+
     /// Takes back what a key names, if it is still being started. `None`: nothing that is known.
     pub(super) fn abort_start(&mut self, caller: &Caller, key: &StartKey, now_ms: u64) -> Option<Found<E>> {
         self.tenants.get_mut(&caller.tenant)?.keys.get_mut(&caller.owner)?.abort(key, now_ms)
@@ -210,6 +241,11 @@ impl<E> Registry<E> {
     /// [`Registry::draining`] when it registers.
     pub(super) fn drain(&mut self) -> Vec<Arc<E>> {
         self.draining = true;
+        self.all()
+    }
+
+    /// All that is known, oldest first.
+    pub(super) fn all(&self) -> Vec<Arc<E>> {
         self.tenants.values().flat_map(|tenant| tenant.rows.values()).map(|row| Arc::clone(&row.entry)).collect()
     }
 

@@ -13,12 +13,13 @@ use executor_proto::{
     types::{CommandSpec, StartKey, StreamName, TaskId},
 };
 use futures_core::future::BoxFuture;
+use tokio::sync::mpsc;
 
 use super::{
     Inner,
     command::{Prepared, digest},
     driver::Driver,
-    entry::{Both, Entry, Facts},
+    entry::{Both, Entry, Facts, shown},
     keys::Found,
     now_ms,
     registry::{Kind, Reservation, Reserved},
@@ -26,6 +27,7 @@ use super::{
 };
 use crate::{
     ids::{Caller, ProcessHandle},
+    journal::{self, StartNumber},
     keeper::link::{ProcessEvent, Spawned},
     limits::{CommandPermit, TaskPermit},
     output::{self, Stream, StreamFiles, StreamOptions},
@@ -37,6 +39,8 @@ const MAX_KEY_BYTES: usize = 128;
 /// A command that may be started: checked, within its budgets, its key taken.
 pub(super) struct Start {
     kind: Kind,
+    key: StartKey,
+    digest: [u8; 32],
     prepared: Prepared,
     reservation: Reservation,
     permits: (CommandPermit, Option<TaskPermit>),
@@ -88,7 +92,9 @@ impl Start {
         };
         // The key comes first, so that a retry needs no room beside the start that it attaches to.
         match Self::permits(engine, kind, caller) {
-            Ok(permits) => Ok(Admitted::New(Self { kind, prepared, reservation, permits })),
+            Ok(permits) => {
+                Ok(Admitted::New(Self { kind, key: key.clone(), digest: command, prepared, reservation, permits }))
+            }
             Err(error) => {
                 engine.registry().give_back(reservation);
                 Err(error)
@@ -110,21 +116,30 @@ impl Start {
 
     /// Does it. Must not be dropped before it is done.
     pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<Arc<Entry>, ExecutorError> {
-        let spawned = match self.spawn(engine).await {
+        let handle = engine.keeper.new_handle();
+        let number = self.begin(engine, handle);
+        let spawned = match self.spawn(engine, handle).await {
             Ok(spawned) => spawned,
             Err(error) => {
                 let mut registry = engine.registry();
                 match &error {
-                    ExecutorError::Spawn { .. } => registry.give_back(self.reservation),
+                    // Nothing ran.
+                    ExecutorError::Spawn { .. } => {
+                        engine.journal.failed(number);
+                        registry.give_back(self.reservation);
+                    }
                     // Anything else happened after the keeper was asked.
-                    lost => registry.lose(self.reservation, &lost.to_string(), now_ms()),
+                    lost => {
+                        engine.journal.forgotten(number, now_ms());
+                        registry.lose(self.reservation, &lost.to_string(), now_ms());
+                    }
                 }
                 drop(registry);
                 return Err(self.prepared.explain(error));
             }
         };
         let started = Instant::now();
-        let Spawned { handle, pid, stdout, stderr, events } = spawned;
+        let Spawned { handle: _, pid, stdout, stderr, events } = spawned;
         let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
             let open = |name, pipe| open_stream(engine, &id, handle, name, pipe);
             let (stdout, stderr) = (open(StreamName::Stdout, stdout)?, open(StreamName::Stderr, stderr)?);
@@ -138,9 +153,19 @@ impl Start {
                 let reason = format!("it could not be kept: {error}");
                 engine.registry().lose(self.reservation, &reason, now_ms());
                 discard(engine, handle, events).await;
+                engine.journal.forgotten(number, now_ms());
                 return Err(ExecutorError::OutcomeUnknown { reason });
             }
         };
+        let started_at_ms = now_ms();
+        let record = journal::Started {
+            id: id.0.clone(),
+            handle: handle.0,
+            pid,
+            pid_started: journal::leftovers::start_time(pid),
+            at_ms: started_at_ms,
+        };
+        engine.journal.started(number, &record);
         let facts = Facts {
             id: id.clone(),
             kind: self.kind,
@@ -152,7 +177,8 @@ impl Start {
             handle,
             pid,
             started,
-            started_at_ms: now_ms(),
+            started_at_ms,
+            number,
         };
         let entry = Arc::new(Entry::new(facts, streams));
         {
@@ -165,30 +191,51 @@ impl Start {
                 entry.apply(|state| state.request(Cause::Stopping));
             }
         }
-        let timeout = (self.kind == Kind::Run).then(|| duration_of_ms(self.prepared.timeout_ms));
-        let driver = Driver::new(Arc::downgrade(engine), Arc::clone(&entry), events, timeout, self.permits);
-        engine.drivers.spawn(async move {
-            if let Some(rest) = driver.drive().await {
-                // A drain has waited long enough for it.
-                tokio::spawn(rest.linger());
-            }
-        });
+        drive(engine, &entry, events, self.permits);
         Ok(entry)
     }
 
-    async fn spawn(&self, engine: &Inner) -> Result<Spawned, ExecutorError> {
+    /// Writes down that it is about to be started.
+    fn begin(&self, engine: &Inner, handle: ProcessHandle) -> StartNumber {
+        engine.journal.begin(&journal::Start {
+            account: self.reservation.caller().into(),
+            key: self.key.0.clone(),
+            kind: self.kind.into(),
+            digest: self.digest,
+            command: shown(&self.prepared.command).to_vec(),
+            workdir: self.prepared.workdir.to_vec(),
+            timeout_ms: self.prepared.timeout_ms,
+            begun_at_ms: now_ms(),
+            handle: Some(handle.0),
+        })
+    }
+
+    async fn spawn(&self, engine: &Inner, handle: ProcessHandle) -> Result<Spawned, ExecutorError> {
         let stdin = self.prepared.stdin_file()?;
         let script = self.prepared.script_file()?;
-        engine.keeper.spawn(engine.keeper.new_handle(), self.prepared.spawn.clone(), stdin, script).await
+        engine.keeper.spawn(handle, self.prepared.spawn.clone(), stdin, script).await
     }
 }
 
-/// Ends what was started and cannot be kept.
-async fn discard(
-    engine: &Inner,
-    handle: ProcessHandle,
-    mut events: tokio::sync::mpsc::UnboundedReceiver<ProcessEvent>,
+/// Takes a command to its end.
+pub(super) fn drive(
+    engine: &Arc<Inner>,
+    entry: &Arc<Entry>,
+    events: mpsc::UnboundedReceiver<ProcessEvent>,
+    permits: (CommandPermit, Option<TaskPermit>),
 ) {
+    let timeout = (entry.facts.kind == Kind::Run).then(|| duration_of_ms(entry.facts.timeout_ms));
+    let driver = Driver::new(Arc::downgrade(engine), Arc::clone(entry), events, timeout, permits);
+    engine.drivers.spawn(async move {
+        if let Some(rest) = driver.drive().await {
+            // A drain has waited long enough for it.
+            tokio::spawn(rest.linger());
+        }
+    });
+}
+
+/// Ends what was started and cannot be kept.
+pub(super) async fn discard(engine: &Inner, handle: ProcessHandle, mut events: mpsc::UnboundedReceiver<ProcessEvent>) {
     let survivors = engine.keeper.end(handle, Duration::ZERO).await;
     if !survivors.is_empty() {
         tracing::error!(?survivors, "a command that could not be taken on could not be ended either");
@@ -209,15 +256,34 @@ fn open_stream(
     name: StreamName,
     pipe: OwnedFd,
 ) -> io::Result<Arc<Stream>> {
-    let options = StreamOptions {
+    let options = stream_options(engine, name);
+    let prefix = format!("{id}.{}", name.as_str());
+    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
+    Stream::start(pipe, options, Arc::new(files))
+}
+
+/// Goes on with a stream of an engine before this one.
+pub(super) fn take_over_stream(
+    engine: &Arc<Inner>,
+    id: &TaskId,
+    handle: ProcessHandle,
+    name: StreamName,
+    pipe: OwnedFd,
+    (file, spill): (Option<OwnedFd>, Option<(OwnedFd, PathBuf)>),
+) -> io::Result<Arc<Stream>> {
+    let prefix = format!("{id}.{}", name.as_str());
+    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
+    Stream::take_over(pipe, file, spill, stream_options(engine, name), Arc::new(files))
+}
+
+/// What the streams of this executor are made with.
+pub(super) fn stream_options(engine: &Inner, name: StreamName) -> StreamOptions {
+    StreamOptions {
         name,
         tail_bytes: engine.settings.max_output_bytes,
         ring_bytes: engine.ring_bytes,
         max_spill_bytes: engine.settings.max_spill_bytes,
-    };
-    let prefix = format!("{id}.{}", name.as_str());
-    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
-    Stream::start(pipe, options, Arc::new(files))
+    }
 }
 
 /// The ring of each stream, in bytes.

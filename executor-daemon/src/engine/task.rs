@@ -86,6 +86,7 @@ pub(super) struct State {
     ends_done: u64,
     survivors: Vec<u32>,
     exited_at_ms: Option<u64>,
+    told: bool,
     /// Clients that wait for the run's result.
     attached: u32,
     /// Since when none does that once did.
@@ -106,6 +107,7 @@ impl State {
             ends_done: 0,
             survivors: Vec::new(),
             exited_at_ms: None,
+            told: false,
             attached: 0,
             alone_since: None,
         }
@@ -128,6 +130,18 @@ impl State {
     /// Since when nobody waits for the result of a run that goes on. `None` also once it was asked to end for that.
     pub(super) fn alone_since(&self) -> Option<Instant> {
         self.alone_since
+    }
+
+    /// Ended under a process before this one, which nothing outlived.
+    pub(super) fn recalled(exit: Exit, ended_for: Option<Cause>, exited_at_ms: u64) -> Self {
+        Self {
+            phase: Phase::Ended,
+            exit: Some(exit),
+            alive: false,
+            ended_for,
+            exited_at_ms: Some(exited_at_ms),
+            ..Self::started()
+        }
     }
 
     /// Somebody asks for the end. The first cause while the shell runs is the one that people read; a timer that fires while
@@ -256,6 +270,11 @@ impl State {
         &self.survivors
     }
 
+    /// What first asked for the end while the shell ran.
+    pub(super) fn ended_for(&self) -> Option<Cause> {
+        self.ended_for
+    }
+
     /// The run's timer fired.
     pub(super) fn timed_out(&self) -> bool {
         self.timed_out
@@ -277,7 +296,12 @@ impl State {
 
     /// Whether its owner is to be told of the end: not of one that the executor's own stopping brought about.
     pub(super) fn to_be_told(&self) -> bool {
-        self.ended_for != Some(Cause::Stopping)
+        self.ended_for != Some(Cause::Stopping) && !self.told
+    }
+
+    /// Its owner's completion was written by a process before this one.
+    pub(super) fn told(&mut self) {
+        self.told = true;
     }
 
     /// Milliseconds since the Unix epoch when the shell exited.

@@ -3,7 +3,7 @@
 //! The values are stored as postcard, so a field that is added, removed or moved is another format: `store::VERSION` counts
 //! them, and a test holds the bytes.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use executor_proto::types::{Exit, TaskStatus};
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub(crate) struct Start {
     pub(crate) account: Account,
     pub(crate) key: String,
     pub(crate) kind: Kind,
-    /// By which the same command is known again ([`super::digest`]).
+    /// By which the same command is known again.
     pub(crate) digest: [u8; 32],
     /// As people are shown it: cut.
     pub(crate) command: Vec<u8>,

@@ -7,7 +7,7 @@
 //! above their cap, those that were kept first go; a reader then finds a gap.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
@@ -20,6 +20,7 @@ use executor_proto::types::StreamName;
 use serde::{Deserialize, Serialize};
 
 use super::store::{decode, encode};
+use crate::output::{KeptSpill, KeptStream};
 
 /// Bytes that all kept files may have together.
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
@@ -33,32 +34,31 @@ const MAGIC: [u8; 8] = *b"exetail\x01";
 /// Bytes before the head.
 const PREFIX_BYTES: usize = 16;
 
-/// The end of a stream, and where the whole of it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KeptTail {
-    /// Offset of the first byte that is kept.
-    pub(crate) start: u64,
-    /// Up to the stream's end.
-    pub(crate) bytes: Bytes,
-    /// The spill file, if there is one to be shown.
-    pub(crate) spill: Option<KeptSpill>,
-}
-
-/// A spill file that is complete, or was cut at its cap.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct KeptSpill {
-    pub(crate) path: PathBuf,
-    /// Device and inode, by which it is known again.
-    pub(crate) identity: (u64, u64),
-    /// Bytes in it.
-    pub(crate) held: u64,
-}
-
 #[derive(Serialize, Deserialize)]
 struct Head {
     start: u64,
     length: u64,
-    spill: Option<KeptSpill>,
+    spill: Option<StoredSpill>,
+}
+
+/// [`KeptSpill`] as it is stored.
+#[derive(Serialize, Deserialize)]
+struct StoredSpill {
+    path: PathBuf,
+    identity: (u64, u64),
+    held: u64,
+}
+
+impl From<KeptSpill> for StoredSpill {
+    fn from(KeptSpill { path, identity, held }: KeptSpill) -> Self {
+        Self { path, identity, held }
+    }
+}
+
+impl From<StoredSpill> for KeptSpill {
+    fn from(StoredSpill { path, identity, held }: StoredSpill) -> Self {
+        Self { path, identity, held }
+    }
 }
 
 /// The directory of kept files.
@@ -117,12 +117,12 @@ fn name_of(tenant: &str, id: &str, stream: StreamName) -> String {
 }
 
 /// The tenant and the id in a file's name.
-fn parts_of(name: &str) -> Option<(String, &str)> {
+fn parts_of(name: &str) -> Option<(String, String)> {
     let mut parts = name.split('.');
     let (tenant, id) = (parts.next()?, parts.next()?);
     let byte = |at| tenant.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
     let tenant: Option<Vec<u8>> = (0..tenant.len()).step_by(2).map(byte).collect();
-    Some((String::from_utf8(tenant?).ok()?, id))
+    Some((String::from_utf8(tenant?).ok()?, id.to_owned()))
 }
 
 impl Tails {
@@ -144,14 +144,14 @@ impl Tails {
     }
 
     /// Removes every file whose task (tenant, id) is not known, and learns what the others take.
-    pub(super) fn keep_only(&self, known: impl Fn(&str, &str) -> bool) {
+    pub(super) fn keep_only(&self, known: &HashSet<(String, String)>) {
         let files = fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
         let mut found = Vec::new();
         for file in files {
             let name = file.file_name().into_string().unwrap_or_default();
             let size_and_age = file.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
             match size_and_age {
-                Ok((size, age)) if parts_of(&name).is_some_and(|(tenant, id)| known(&tenant, id)) => {
+                Ok((size, age)) if parts_of(&name).is_some_and(|parts| known.contains(&parts)) => {
                     found.push((age, name, size));
                 }
                 // Left by a task that is forgotten, or in the middle of a write.
@@ -166,13 +166,14 @@ impl Tails {
     }
 
     /// Writes a file, all of it or nothing. The oldest go above the cap.
-    pub(super) fn keep(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptTail) -> io::Result<()> {
-        let KeptTail { start, bytes, spill } = tail;
+    pub(super) fn keep(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) -> io::Result<()> {
+        let KeptStream { start, bytes, spill } = tail;
         if bytes.is_empty() && *start == 0 {
             // What is not there reads the same.
             return Ok(());
         }
-        let head = encode(&Head { start: *start, length: bytes.len() as u64, spill: spill.clone() });
+        let head =
+            encode(&Head { start: *start, length: bytes.len() as u64, spill: spill.clone().map(StoredSpill::from) });
         let mut file = Vec::with_capacity(PREFIX_BYTES + head.len() + bytes.len());
         file.extend_from_slice(&MAGIC);
         file.extend_from_slice(&u32::try_from(head.len()).map_err(io::Error::other)?.to_be_bytes());
@@ -202,7 +203,7 @@ impl Tails {
     }
 
     /// Reads a file; `None`: it is not there, or not whole.
-    pub(super) fn read(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptTail> {
+    pub(super) fn read(&self, tenant: &str, id: &str, stream: StreamName) -> Option<KeptStream> {
         let path = self.directory.join(name_of(tenant, id, stream));
         let length = fs::metadata(&path).ok()?.len();
         let file = (length <= MAX_FILE_BYTES).then(|| fs::read(&path).ok()).flatten();
@@ -247,7 +248,7 @@ fn checksum(head: &[u8], bytes: &[u8]) -> u32 {
 }
 
 /// What a file holds; `None`: it is not whole, or of another version.
-pub(super) fn parse(file: Bytes) -> Option<KeptTail> {
+pub(super) fn parse(file: Bytes) -> Option<KeptStream> {
     let prefix = file.get(..PREFIX_BYTES)?;
     let number = |at: usize| Some(u32::from_be_bytes(prefix.get(at..at + 4)?.try_into().ok()?));
     let (head_bytes, sum) = (usize::try_from(number(8)?).ok()?, number(12)?);
@@ -260,5 +261,9 @@ pub(super) fn parse(file: Bytes) -> Option<KeptTail> {
         return None;
     }
     let Head { start, length, spill } = decode(&head)?;
-    (length == bytes.len() as u64 && start.checked_add(length).is_some()).then_some(KeptTail { start, bytes, spill })
+    (length == bytes.len() as u64 && start.checked_add(length).is_some()).then(|| KeptStream {
+        start,
+        bytes,
+        spill: spill.map(KeptSpill::from),
+    })
 }

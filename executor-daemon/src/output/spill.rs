@@ -31,7 +31,7 @@ use executor_proto::types::Spill as SpillFact;
 use nix::fcntl::OFlag;
 use tokio::{sync::watch, task, time};
 
-use super::{Progress, StreamFiles, ring::Ring};
+use super::{KeptSpill, Progress, StreamFiles, ring::Ring};
 
 /// Bytes written by one visit to a thread that may block.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -76,6 +76,23 @@ pub(super) struct Spill {
 impl Spill {
     pub(super) fn new(max_bytes: u64) -> Self {
         Self { state: watch::Sender::new(State::Idle), max_bytes, made: OnceLock::new(), file: Mutex::new(None) }
+    }
+
+    /// That of a stream that is closed, as a process before this one left it.
+    pub(super) fn recalled(max_bytes: u64, kept: Option<KeptSpill>) -> Self {
+        let spill = Self::new(max_bytes);
+        if let Some(KeptSpill { path, identity, held }) = kept {
+            spill.made.get_or_init(|| Made { path, identity });
+            spill.state.send_replace(State::Done(held));
+        }
+        spill
+    }
+
+    /// The file, if it is as it shall be.
+    pub(super) fn finished(&self) -> Option<KeptSpill> {
+        let State::Done(held) = *self.state.borrow() else { return None };
+        let Made { path, identity } = self.made.get()?;
+        Some(KeptSpill { path: path.clone(), identity: *identity, held })
     }
 
     /// Begins, if it has not begun: true exactly once, to whoever then has to call [`Spill::write`].

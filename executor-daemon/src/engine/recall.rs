@@ -1,0 +1,182 @@
+//! What a journal held when this engine was started: finished tasks are there again, those whose end nobody saw have ended
+//! with an unknown exit, and what a dead keeper left alive is ended where it is proven to be ours.
+//!
+//! ```text
+//!   not known whether it was started ─► forgotten, its key kept
+//!   ended ─────────────────────────┐
+//!   end not seen ─► exit unknown ──┴─► a task, or a run with a spill: there again; its owner told, if it was not
+//!                                      any other run: forgotten, its key kept
+//! ```
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use executor_proto::types::{Exit, SandboxMode, StartKey, StreamName, TaskId};
+
+use super::{
+    Inner,
+    driver::{HOST_RESTARTED, KEEPER_LOST},
+    entry::{Both, Entry, Facts},
+    keys::FORGOTTEN,
+    now_ms,
+    registry::{Kind, Registry},
+    start,
+    task::{Cause, State},
+};
+use crate::{
+    ids::{Caller, ProcessHandle},
+    journal::{
+        self, EndCause, Ended, ExitFact, RecordedStart, Started, UsedKey, World,
+        leftovers::{self, Verdict},
+    },
+    output::{KeptStream, Stream},
+};
+
+/// Longest time that a start of the engine waits for the end of what a dead keeper left.
+const LEFTOVERS_LIMIT: Duration = Duration::from_secs(2);
+
+impl From<Kind> for journal::Kind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Run => Self::Run,
+            Kind::Task => Self::Task,
+        }
+    }
+}
+
+impl From<journal::Kind> for Kind {
+    fn from(kind: journal::Kind) -> Self {
+        match kind {
+            journal::Kind::Run => Self::Run,
+            journal::Kind::Task => Self::Task,
+        }
+    }
+}
+
+impl From<Cause> for EndCause {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Timeout => Self::Timeout,
+            Cause::Abort => Self::Abort,
+            Cause::Kill => Self::Kill,
+            Cause::CallerGone => Self::CallerGone,
+            Cause::Stopping => Self::Stopping,
+            Cause::Leftovers => Self::Leftovers,
+        }
+    }
+}
+
+impl From<EndCause> for Cause {
+    fn from(cause: EndCause) -> Self {
+        match cause {
+            EndCause::Timeout => Self::Timeout,
+            EndCause::Abort => Self::Abort,
+            EndCause::Kill => Self::Kill,
+            EndCause::CallerGone => Self::CallerGone,
+            EndCause::Stopping => Self::Stopping,
+            EndCause::Leftovers => Self::Leftovers,
+        }
+    }
+}
+
+/// A registry that knows the keys of which nothing else is known any more.
+pub(super) fn keys(used: Vec<UsedKey>) -> Registry<Entry> {
+    let mut registry = Registry::new();
+    for used in used {
+        let caller = Caller::from(&used.account);
+        registry.recall_key(&caller, StartKey(used.key), used.digest, FORGOTTEN, used.forgotten_at_ms);
+    }
+    registry
+}
+
+/// Brings back what was recorded. Nothing is started before this returns.
+pub(super) async fn recall(engine: &Inner, starts: Vec<RecordedStart>) {
+    let looked = tokio::task::spawn_blocking(move || {
+        let verdicts = leftovers::end(&starts, LEFTOVERS_LIMIT);
+        (starts, verdicts)
+    });
+    let Ok((starts, verdicts)) = looked.await else {
+        return tracing::error!("what the journal holds could not be brought back: looking for leftovers failed");
+    };
+    // Of most there is nothing to say, and looked for are the few others.
+    for (number, verdict) in verdicts.into_iter().filter(|(_, verdict)| *verdict != Verdict::Gone) {
+        let start = starts.iter().find(|start| start.number == number).and_then(|start| start.started.as_ref());
+        report(start.map_or("", |started| &started.id), &verdict);
+    }
+    for start in starts {
+        bring_back(engine, start);
+    }
+}
+
+fn report(id: &str, verdict: &Verdict) {
+    match verdict {
+        Verdict::Gone => {}
+        Verdict::Ended(pids) => tracing::info!(id, ?pids, "what a keeper that is gone had left was ended"),
+        Verdict::Survive(pids) => {
+            tracing::error!(id, ?pids, "what a keeper that is gone had left could not be ended yet")
+        }
+        Verdict::Unverified { pids, why } => {
+            tracing::warn!(id, ?pids, why, "what a keeper that is gone may have left was not proven and is left alone");
+        }
+    }
+}
+
+fn bring_back(engine: &Inner, recorded: RecordedStart) {
+    let RecordedStart { number, world, start, started, asked_to_end, ended, told, read } = recorded;
+    let Some(started) = started else { return engine.journal.forgotten(number, now_ms()) };
+    let ended = ended.unwrap_or_else(|| {
+        let ended = unseen(world, asked_to_end.first().copied());
+        tracing::warn!(id = started.id, exit = ?ended.exit, "its end was not seen");
+        engine.journal.ended(number, &ended);
+        ended
+    });
+    let kept = |name| engine.journal.tail(&start.account.tenant, &started.id, name);
+    let kept = Both { stdout: kept(StreamName::Stdout), stderr: kept(StreamName::Stderr) };
+    let has_spill = |kept: &Option<KeptStream>| kept.as_ref().is_some_and(|kept| kept.spill.is_some());
+    let kind = Kind::from(start.kind);
+    if kind == Kind::Run && !has_spill(&kept.stdout) && !has_spill(&kept.stderr) {
+        return engine.journal.forgotten(number, now_ms());
+    }
+    let stream = |name, kept: Option<KeptStream>| {
+        Stream::recalled(start::stream_options(engine, name), kept.unwrap_or_default())
+    };
+    let streams =
+        Both { stdout: stream(StreamName::Stdout, kept.stdout), stderr: stream(StreamName::Stderr, kept.stderr) };
+    let Ended { exit, ended_for, at_ms, to_be_told } = ended;
+    let state = State::recalled(exit.into(), ended_for.map(Cause::from), at_ms);
+    let Started { id, handle, pid, pid_started: _, at_ms: started_at_ms } = started;
+    let caller = Caller::from(&start.account);
+    let facts = Facts {
+        id: TaskId(id.clone()),
+        kind,
+        caller: caller.clone(),
+        command: start.command.into(),
+        workdir: start.workdir.into(),
+        timeout_ms: start.timeout_ms,
+        sandbox_mode: SandboxMode::DangerFullAccess,
+        // Nothing of it is alive, so nobody is asked by this name.
+        handle: ProcessHandle(handle),
+        pid,
+        started: Instant::now(),
+        started_at_ms,
+        number,
+    };
+    let entry = Arc::new(Entry::recalled(facts, streams, state, read));
+    if kind == Kind::Task && to_be_told && !told {
+        engine.tell(&entry);
+    }
+    engine.registry().recall(caller, StartKey(start.key), start.digest, TaskId(id), Some(at_ms), entry);
+}
+
+/// The end of what ran under a keeper or a host that is gone.
+fn unseen(world: World, ended_for: Option<EndCause>) -> Ended {
+    let reason = match world {
+        World::OtherBoot => HOST_RESTARTED,
+        World::ThisKeeper | World::SamePids | World::OtherPids => KEEPER_LOST,
+    };
+    let exit = ExitFact::from(&Exit::Unknown(reason.to_owned()));
+    // The executor's own stopping is no news.
+    Ended { exit, ended_for, at_ms: now_ms(), to_be_told: ended_for != Some(EndCause::Stopping) }
+}
