@@ -45,7 +45,7 @@ pub(super) struct Start {
 /// What a start comes to.
 pub(super) enum Admitted {
     /// It may happen.
-    New(Start),
+    New(Box<Start>),
     /// It has happened before, with the same key.
     Known(Arc<Entry>),
 }
@@ -88,7 +88,7 @@ impl Start {
         };
         // The key comes first, so that a retry needs no room beside the start that it attaches to.
         match Self::permits(engine, kind, caller) {
-            Ok(permits) => Ok(Admitted::New(Self { kind, prepared, reservation, permits })),
+            Ok(permits) => Ok(Admitted::New(Box::new(Self { kind, prepared, reservation, permits }))),
             Err(error) => {
                 engine.registry().give_back(reservation);
                 Err(error)
