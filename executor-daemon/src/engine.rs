@@ -162,7 +162,7 @@ impl Engine {
     ) -> Result<Run, ExecutorError> {
         match Start::admit(&self.inner, Kind::Run, caller, &key, spec, only_known).await? {
             Admitted::Known(entry) => Ok(Run::attach(self.clone(), entry, key)),
-            Admitted::New(start) => self.launch(start, |engine, entry| Run::attach(engine, entry, key)).await,
+            Admitted::New(start) => self.launch(*start, |engine, entry| Run::attach(engine, entry, key)).await,
         }
     }
 
@@ -201,7 +201,7 @@ impl Engine {
     pub async fn start_task(&self, caller: &Caller, key: StartKey, spec: CommandSpec) -> Result<TaskId, ExecutorError> {
         match Start::admit(&self.inner, Kind::Task, caller, &key, spec, false).await? {
             Admitted::Known(entry) => Ok(entry.facts.id.clone()),
-            Admitted::New(start) => self.launch(start, |_, entry| entry.facts.id.clone()).await,
+            Admitted::New(start) => self.launch(*start, |_, entry| entry.facts.id.clone()).await,
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) struct Start {
 /// What a start comes to.
 pub(super) enum Admitted {
     /// It may happen.
-    New(Start),
+    New(Box<Start>),
     /// It has happened before, with the same key.
     Known(Arc<Entry>),
 }
@@ -93,7 +93,8 @@ impl Start {
         // The key comes first, so that a retry needs no room beside the start that it attaches to.
         match Self::permits(engine, kind, caller) {
             Ok(permits) => {
-                Ok(Admitted::New(Self { kind, key: key.clone(), digest: command, prepared, reservation, permits }))
+                let start = Self { kind, key: key.clone(), digest: command, prepared, reservation, permits };
+                Ok(Admitted::New(Box::new(start)))
             }
             Err(error) => {
                 engine.registry().give_back(reservation);

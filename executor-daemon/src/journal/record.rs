@@ -3,7 +3,7 @@
 //! The values are stored as postcard, so a field that is added, removed or moved is another format: `store::VERSION` counts
 //! them, and a test holds the bytes.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use executor_proto::types::{Exit, TaskStatus};
 use serde::{Deserialize, Serialize};

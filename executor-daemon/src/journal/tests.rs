@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use bytes::Bytes;
-use executor_proto::types::CommandSpec;
 use proptest::prelude::*;
 
 use super::{record::StatusFact, store::VERSION, *};
