@@ -34,7 +34,7 @@ async fn replace_server(world: &World) {
     #[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(before.pid), nix::sys::signal::Signal::SIGKILL)
         .expect("it was alive");
-    wait_for("the server is dead", LIMIT, || before.is_dead()).await;
+    wait_for("the server is dead", LIMIT, || !before.is_alive()).await;
     world.list().await;
     watch.assert_within("calls answer again", ANSWERS_AGAIN);
     assert_ne!(daemon.server().pid, before.pid);
@@ -157,7 +157,7 @@ fn a_server_is_replaced_on_request_with_tasks_running() {
         let daemon = world.daemon().expect("it is a daemon's world");
         let before = daemon.server();
         daemon.signal(nix::sys::signal::Signal::SIGHUP).expect("sent");
-        wait_for("the old server is gone", LIMIT, || before.is_dead()).await;
+        wait_for("the old server is gone", LIMIT, || !before.is_alive()).await;
         assert_eq!(world.bash("echo new").await, "new\n");
         fs::write(world.tmp().join("go"), "").expect("written");
         assert_eq!(world.ended(&id, LIMIT).await.expect("it ends"), TaskStatus::Ended(Exit::Code(7)));

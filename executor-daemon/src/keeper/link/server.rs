@@ -27,6 +27,8 @@ pub(in crate::keeper) fn server_main() -> i32 {
 fn start_server_main() -> io::Result<ExitCode> {
     let link = take_from_stdin()?;
     nix::sys::prctl::set_dumpable(false)?;
+    // It was started from a descriptor, whose number would be its name.
+    nix::sys::prctl::set_name(c"executor-server")?;
     // What a terminal or an operator sends to the whole group is for the keeper to act on.
     let for_the_keeper =
         [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect::<SigSet>();
