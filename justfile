@@ -34,6 +34,11 @@ deny:
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 
+# 1,000 tasks that count lines through 20 kills of the server: every line once, one notice each. Takes a release build, two
+# processes for each task, and a hard limit on open files (`ulimit -Hn`) that lets keeper and server hold the pipes of all.
+soak:
+    TAKEOVER_TASKS=1000 TAKEOVER_KILLS=20 cargo test --release -p executor-tests --test takeover -- --test-threads=1 --nocapture
+
 # Prints what a command costs over a bare spawn, and the daemon's memory after a flood. Decides nothing.
 bench:
     cargo run --release -p executor-tests --bin bench
