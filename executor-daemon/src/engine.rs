@@ -50,6 +50,7 @@ mod task;
 
 use completions::Completions;
 use entry::Entry;
+use keys::FORGOTTEN;
 use keys::Found;
 use registry::{Kind, Registry};
 pub use run::Run;
@@ -161,6 +162,10 @@ impl Engine {
         only_known: bool,
     ) -> Result<Run, ExecutorError> {
         match Start::admit(&self.inner, Kind::Run, caller, &key, spec, only_known).await? {
+            // Known by a process before this one, and what came of it went with that.
+            Admitted::Known(entry) if entry.result_lost() => {
+                Err(ExecutorError::OutcomeUnknown { reason: FORGOTTEN.to_owned() })
+            }
             Admitted::Known(entry) => Ok(Run::attach(self.clone(), entry, key)),
             Admitted::New(start) => self.launch(*start, |engine, entry| Run::attach(engine, entry, key)).await,
         }

@@ -15,6 +15,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// From the kill of the server to an answer: the contract's second, three times on a busy machine.
 const ANSWERS_AGAIN: Duration = Duration::from_secs(3);
 
+/// Tasks, unless it is to take longer.
+const TASKS: usize = 60;
+
 /// Tasks are asked for this many at a time.
 const AT_ONCE: usize = 16;
 
@@ -23,7 +26,8 @@ fn number(variable: &str, default: usize) -> usize {
 }
 
 fn setup() -> Setup {
-    Setup { max_spill_bytes: Some(1 << 20), ..Setup::default() }
+    let tasks = u64::try_from(number("TAKEOVER_TASKS", TASKS)).expect("a number");
+    Setup { max_spill_bytes: Some(1 << 20), max_tasks_per_owner: Some(tasks.max(16)), ..Setup::default() }
 }
 
 /// Kills the process that serves and waits until another one answers.
@@ -68,7 +72,7 @@ async fn prepare(world: &World) {
 
 #[test]
 fn tasks_bytes_and_notices_survive_the_server() {
-    let (tasks, kills) = (number("TAKEOVER_TASKS", 60), number("TAKEOVER_KILLS", 6));
+    let (tasks, kills) = (number("TAKEOVER_TASKS", TASKS), number("TAKEOVER_KILLS", 6));
     run(Backend::Unix, setup(), async |world| {
         prepare(world).await;
         let lines_per_second = u32::try_from(2_000 / tasks).unwrap_or(1).clamp(1, 50);

@@ -93,7 +93,7 @@ pub(super) const KEYS: &[Key] = &[
         "DIR",
         Kind::Text,
         None,
-        "Where spill files and the task counter are kept [default: /var/lib/executor-daemon as root, else $XDG_STATE_HOME/executor-daemon or ~/.local/state/executor-daemon]",
+        "Where spill files, the journal and the task counters are kept [default: /var/lib/executor-daemon as root, else $XDG_STATE_HOME/executor-daemon or ~/.local/state/executor-daemon]",
     ),
     key(
         "run_as",

@@ -19,7 +19,7 @@ use executor_proto::types::{SandboxMode, StartKey, StreamName, TaskId};
 use super::{
     Inner,
     entry::{Both, Entry, Facts},
-    now_ms,
+    now_ms, recall,
     registry::Kind,
     start,
     task::{Cause, State},
@@ -85,7 +85,7 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
         Ok(made) => made,
         Err(error) => {
             tracing::error!(%error, pid, "a command cannot be taken over and is ended");
-            engine.journal.forgotten(recorded.number, now_ms());
+            recall::forget(engine, recorded.number, &recorded.start);
             let of_task = Arc::clone(engine);
             engine.drivers.spawn(async move { start::discard(&of_task, handle, events).await });
             return;

@@ -204,6 +204,11 @@ impl Entry {
         self.apply(|state| state.request(Cause::CallerGone));
     }
 
+    /// Whether this is a run that has ended and whose result is not there: it was made by a process before this one.
+    pub(super) fn result_lost(&self) -> bool {
+        self.look(|state| state.phase() == Phase::Ended) && self.result.get().is_none()
+    }
+
     /// The result of a run that has ended.
     pub(super) fn result(&self) -> Option<&RunResult> {
         self.result.get()

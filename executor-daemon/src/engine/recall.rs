@@ -28,7 +28,7 @@ use super::{
 use crate::{
     ids::{Caller, ProcessHandle},
     journal::{
-        self, EndCause, Ended, ExitFact, RecordedStart, Started, UsedKey, World,
+        self, EndCause, Ended, ExitFact, RecordedStart, StartNumber, Started, UsedKey, World,
         leftovers::{self, Verdict},
     },
     output::{KeptStream, Stream},
@@ -123,9 +123,17 @@ fn report(id: &str, verdict: &Verdict) {
     }
 }
 
+/// Nothing is left of it but its key, which answers that nobody knows.
+pub(super) fn forget(engine: &Inner, number: StartNumber, start: &journal::Start) {
+    let now_ms = now_ms();
+    engine.journal.forgotten(number, now_ms);
+    let key = StartKey(start.key.clone());
+    engine.registry().recall_key(&Caller::from(&start.account), key, start.digest, FORGOTTEN, now_ms);
+}
+
 fn bring_back(engine: &Inner, recorded: RecordedStart) {
     let RecordedStart { number, world, start, started, asked_to_end, ended, told, read } = recorded;
-    let Some(started) = started else { return engine.journal.forgotten(number, now_ms()) };
+    let Some(started) = started else { return forget(engine, number, &start) };
     let ended = ended.unwrap_or_else(|| {
         let ended = unseen(world, asked_to_end.first().copied());
         tracing::warn!(id = started.id, exit = ?ended.exit, "its end was not seen");
@@ -137,7 +145,7 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
     let has_spill = |kept: &Option<KeptStream>| kept.as_ref().is_some_and(|kept| kept.spill.is_some());
     let kind = Kind::from(start.kind);
     if kind == Kind::Run && !has_spill(&kept.stdout) && !has_spill(&kept.stderr) {
-        return engine.journal.forgotten(number, now_ms());
+        return forget(engine, number, &start);
     }
     let stream = |name, kept: Option<KeptStream>| {
         Stream::recalled(start::stream_options(engine, name), kept.unwrap_or_default())

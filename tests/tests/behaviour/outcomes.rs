@@ -3,12 +3,9 @@
 use std::{fs, time::Duration};
 
 use executor_proto::types::{CommandSpec, EnvironmentVariable, SandboxMode};
-use executor_tests::{
-    Backend, Daemon, SESSION, Setup, Stopwatch, World, every_backend, every_daemon, on_backend, wait_for, wait_until,
-};
+use executor_tests::{Backend, Daemon, Setup, Stopwatch, World, every_backend, every_daemon, on_backend, wait_for};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use tool_client::tools::Abort;
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -109,29 +106,22 @@ async fn a_run_that_the_stopping_executor_ends_says_so(world: &World) {
     assert_eq!(world.mailbox().taken(), [], "of {task}");
 }
 
-every_daemon!(a_server_that_dies_is_replaced_and_leaves_nothing_running);
-async fn a_server_that_dies_is_replaced_and_leaves_nothing_running(world: &World) {
+every_daemon!(a_server_that_dies_is_replaced_and_its_run_goes_on);
+async fn a_server_that_dies_is_replaced_and_its_run_goes_on(world: &World) {
     let daemon = world.daemon().expect("there is one");
     let server = daemon.server();
     assert_ne!(server.pid, daemon.pid(), "the keeper does not serve");
-    let command = format!("echo out; echo > ready; setsid {} & {}", world.sleep(300), world.sleep(300));
+    let command = "echo out; echo > ready; until [ -e go ]; do sleep 0.01; done; echo more; exit 3";
     let die = async {
         wait_for("it runs", SOON, || world.tmp().join("ready").exists()).await;
         kill_server(daemon);
+        assert_eq!(world.bash("echo ok").await, "ok\n");
+        assert_ne!(daemon.server().pid, server.pid);
+        std::fs::write(world.tmp().join("go"), "").expect("written");
     };
-    let (text, ()) = futures_util::future::join(world.bash(&command), die).await;
-    let known = text.lines().last().is_some_and(|line| line.starts_with("[exit unknown: "));
-    assert!(known || text.starts_with("Error: outcome unknown: the command may have run ("), "{text}");
-    wait_for("what it ran is ended", SOON, || world.survivors().is_empty()).await;
-    let session = world.session(SESSION);
-    let arguments = json!({"command": "echo ok", "description": "d"}).to_string();
-    let text = wait_until("the next server answers", SOON, async || {
-        let result = world.call(Some(&session), "bash", &arguments, &Abort::default()).await;
-        (!result.is_error).then_some(result.text)
-    })
-    .await;
-    assert_eq!(text, "ok\n");
-    assert_ne!(daemon.server().pid, server.pid);
+    let (text, ()) = futures_util::future::join(world.bash(command), die).await;
+    assert_eq!(text, "out\nmore\n[exit code: 3]");
+    world.assert_no_survivors("after the run");
 }
 
 #[expect(clippy::disallowed_methods, reason = "the server was seen alive as a child of the daemon just now")]
