@@ -235,8 +235,8 @@ async fn commands_of_another_user_are_that_user() {
 }
 
 #[tokio::test]
-async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
-    let daemon = Daemon::start().await;
+async fn a_killed_server_leaves_its_commands_alone_and_is_replaced() {
+    let mut daemon = Daemon::start().await;
     let pids = daemon.directory.path().join("pids");
     let command = "trap '' TERM; (setsid env -i sleep 100 & echo $! >> PIDS); echo $$ >> PIDS; sleep 100";
     daemon.start_task(&command.replace("PIDS", &pids.display().to_string())).await;
@@ -249,7 +249,8 @@ async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
     let first = daemon.server().expect("one lives");
     send(first, KILL);
     let second = eventually("another server", || daemon.server().filter(|pid| *pid != first)).await;
-    assert!(started.iter().all(|pid| !alive(*pid)), "ended before the next server starts");
+    let untouched = |when: &str| assert!(started.iter().all(|pid| alive(*pid)), "{when}: {}", daemon.log());
+    untouched("after the first");
     // A client that comes before the server is ready waits, and is not refused.
     assert_eq!(daemon.run("echo ok").await.0, "ok\n");
     assert_eq!(
@@ -263,9 +264,18 @@ async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
     send(second, KILL);
     let third = eventually("a third", || daemon.server().filter(|pid| ![first, second].contains(pid))).await;
     assert!(daemon.log().contains("starting it again in 200ms"), "{}", daemon.log());
+    assert_eq!(daemon.run("echo ok").await.0, "ok\n");
     send(third, KILL);
     eventually("a fourth", || daemon.server().filter(|pid| *pid != third)).await;
     assert!(daemon.log().contains("starting it again in 400ms"), "{}", daemon.log());
+    assert_eq!(daemon.run("echo ok").await.0, "ok\n");
+    untouched("after the third");
+
+    let all = descendants(daemon.child.id());
+    assert!(started.iter().all(|pid| all.contains(pid)), "{started:?} of {all:?}");
+    daemon.signal(TERM);
+    assert!(daemon.wait().await.success(), "{}", daemon.log());
+    eventually("all are gone", || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
 }
 
 #[tokio::test]
@@ -276,10 +286,12 @@ async fn sigterm_ends_everything_and_leaves_nothing() {
         daemon.start_task(&format!("echo $$ >> {}; {ending}", pids.display())).await;
     }
     eventually("they run", || (fs::read_to_string(&pids).ok()?.lines().count() == 3).then_some(())).await;
-    let all: Vec<u32> = descendants(daemon.child.id());
-    assert!(all.len() >= 7, "{all:?}");
+    let before = daemon.server().expect("one lives");
     daemon.signal(nix::sys::signal::Signal::SIGHUP);
-    eventually("SIGHUP is answered", || daemon.log().contains("SIGHUP is not supported").then_some(())).await;
+    eventually("SIGHUP brings a new server", || daemon.log().contains("the new server is ready").then_some(())).await;
+    let after = eventually("it is the only one", || daemon.server().filter(|pid| *pid != before)).await;
+    let all: Vec<u32> = descendants(daemon.child.id());
+    assert!(all.len() >= 7 && all.contains(&after), "{after} and {all:?}");
     daemon.signal(TERM);
     assert!(daemon.wait().await.success(), "{}", daemon.log());
     assert!(!daemon.socket().exists());
