@@ -262,14 +262,13 @@ impl Entry {
         if let Some(output) = reads.answered(caller, read_id) {
             return output.clone();
         }
-        if let Some(before) = reads.before.take() {
-            if before.read_id == read_id.0 {
-                let output = self.read_again(&before).await;
-                reads.answer(caller, read_id, &output);
-                return output;
-            }
-            // Whoever reads on has had that answer.
+        if let Some(before) = reads.before.clone().filter(|before| before.read_id == read_id.0) {
+            let output = self.read_again(&before).await;
+            reads.answer(caller, read_id, &output);
+            return output;
         }
+        // Whoever reads on has had that answer.
+        reads.before = None;
         let status = self.look(State::status);
         let cursors = reads.cursors;
         let ((stdout, stdout_next), (stderr, stderr_next)) = futures_util::future::join(
@@ -313,7 +312,9 @@ impl Entry {
 
     /// Whether this read was answered already.
     pub(super) async fn was_read(&self, caller: &Caller, read_id: &ReadId) -> bool {
-        self.reads.lock().await.answered(caller, read_id).is_some()
+        let reads = self.reads.lock().await;
+        reads.answered(caller, read_id).is_some()
+            || reads.before.as_ref().is_some_and(|before| before.read_id == read_id.0)
     }
 
     /// What people see of it; `leftovers` is what the keeper says is alive.
