@@ -299,6 +299,47 @@ async fn sigterm_ends_everything_and_leaves_nothing() {
     eventually("all are gone", || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
 }
 
+#[tokio::test]
+async fn sigterm_leaves_nothing_at_whatever_instant_of_a_replacement() {
+    let hangup = |daemon: &Daemon| daemon.signal(nix::sys::signal::Signal::SIGHUP);
+    for instant in ["asked", "begun", "the old one is gone", "killed", "killed and seen"] {
+        let mut daemon = Daemon::start().await;
+        daemon.start_task("trap '' TERM; (setsid env -i sleep 100 &); sleep 100").await;
+        let server = daemon.server().expect("one lives");
+        match instant {
+            "asked" => hangup(&daemon),
+            "begun" => {
+                hangup(&daemon);
+                eventually(instant, || daemon.log().contains("SIGHUP: starting a new server").then_some(())).await;
+            }
+            "the old one is gone" => {
+                hangup(&daemon);
+                eventually(instant, || (!alive(server)).then_some(())).await;
+            }
+            "killed" => send(server, KILL),
+            _ => {
+                send(server, KILL);
+                eventually(instant, || daemon.log().contains("was ended by signal 9").then_some(())).await;
+            }
+        }
+        let mut all = descendants(daemon.child.id());
+        let asked = Instant::now();
+        daemon.signal(TERM);
+        // Whoever is started meanwhile is seen as long as the keeper lives.
+        while matches!(daemon.child.try_wait(), Ok(None)) {
+            all.extend(descendants(daemon.child.id()));
+            tokio::task::yield_now().await;
+        }
+        assert!(daemon.wait().await.success(), "{instant}: {}", daemon.log());
+        // A server that is dead is not waited for; that would be two seconds.
+        let took = asked.elapsed();
+        assert!(!instant.starts_with("killed") || took < Duration::from_millis(1_500), "{instant}: {took:?}");
+        assert!(!daemon.socket().exists(), "{instant}");
+        assert!(!daemon.log().contains("stay behind"), "{instant}: {}", daemon.log());
+        eventually(instant, || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
+    }
+}
+
 fn descendants(pid: u32) -> Vec<u32> {
     children(pid).into_iter().flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
 }
