@@ -87,7 +87,7 @@ impl Settings {
             drain_quiet_ms: 250,
             drain_total_ms: 1_000,
             heartbeat_ms: executor_proto::transport::HEARTBEAT.as_secs() * 1_000,
-            resume_window_ms: 30_000,
+            resume_window_ms: executor_proto::transport::RESUME_WINDOW.as_secs() * 1_000,
             reap_descendants: false,
             max_tasks_per_owner: 256,
             max_tasks: 16_384,

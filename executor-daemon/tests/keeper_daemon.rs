@@ -235,8 +235,8 @@ async fn commands_of_another_user_are_that_user() {
 }
 
 #[tokio::test]
-async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
-    let daemon = Daemon::start().await;
+async fn a_killed_server_leaves_its_commands_alone_and_is_replaced() {
+    let mut daemon = Daemon::start().await;
     let pids = daemon.directory.path().join("pids");
     let command = "trap '' TERM; (setsid env -i sleep 100 & echo $! >> PIDS); echo $$ >> PIDS; sleep 100";
     daemon.start_task(&command.replace("PIDS", &pids.display().to_string())).await;
@@ -249,7 +249,8 @@ async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
     let first = daemon.server().expect("one lives");
     send(first, KILL);
     let second = eventually("another server", || daemon.server().filter(|pid| *pid != first)).await;
-    assert!(started.iter().all(|pid| !alive(*pid)), "ended before the next server starts");
+    let untouched = |when: &str| assert!(started.iter().all(|pid| alive(*pid)), "{when}: {}", daemon.log());
+    untouched("after the first");
     // A client that comes before the server is ready waits, and is not refused.
     assert_eq!(daemon.run("echo ok").await.0, "ok\n");
     assert_eq!(
@@ -263,9 +264,18 @@ async fn a_killed_server_takes_its_commands_along_and_is_replaced() {
     send(second, KILL);
     let third = eventually("a third", || daemon.server().filter(|pid| ![first, second].contains(pid))).await;
     assert!(daemon.log().contains("starting it again in 200ms"), "{}", daemon.log());
+    assert_eq!(daemon.run("echo ok").await.0, "ok\n");
     send(third, KILL);
     eventually("a fourth", || daemon.server().filter(|pid| *pid != third)).await;
     assert!(daemon.log().contains("starting it again in 400ms"), "{}", daemon.log());
+    assert_eq!(daemon.run("echo ok").await.0, "ok\n");
+    untouched("after the third");
+
+    let all = descendants(daemon.child.id());
+    assert!(started.iter().all(|pid| all.contains(pid)), "{started:?} of {all:?}");
+    daemon.signal(TERM);
+    assert!(daemon.wait().await.success(), "{}", daemon.log());
+    eventually("all are gone", || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
 }
 
 #[tokio::test]
@@ -276,15 +286,58 @@ async fn sigterm_ends_everything_and_leaves_nothing() {
         daemon.start_task(&format!("echo $$ >> {}; {ending}", pids.display())).await;
     }
     eventually("they run", || (fs::read_to_string(&pids).ok()?.lines().count() == 3).then_some(())).await;
-    let all: Vec<u32> = descendants(daemon.child.id());
-    assert!(all.len() >= 7, "{all:?}");
+    let before = daemon.server().expect("one lives");
     daemon.signal(nix::sys::signal::Signal::SIGHUP);
-    eventually("SIGHUP is answered", || daemon.log().contains("SIGHUP is not supported").then_some(())).await;
+    eventually("SIGHUP brings a new server", || daemon.log().contains("the new server is ready").then_some(())).await;
+    let after = eventually("it is the only one", || daemon.server().filter(|pid| *pid != before)).await;
+    let all: Vec<u32> = descendants(daemon.child.id());
+    assert!(all.len() >= 7 && all.contains(&after), "{after} and {all:?}");
     daemon.signal(TERM);
     assert!(daemon.wait().await.success(), "{}", daemon.log());
     assert!(!daemon.socket().exists());
     // The helpers may take a moment to see that the keeper is gone.
     eventually("all are gone", || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
+}
+
+#[tokio::test]
+async fn sigterm_leaves_nothing_at_whatever_instant_of_a_replacement() {
+    let hangup = |daemon: &Daemon| daemon.signal(nix::sys::signal::Signal::SIGHUP);
+    for instant in ["asked", "begun", "the old one is gone", "killed", "killed and seen"] {
+        let mut daemon = Daemon::start().await;
+        daemon.start_task("trap '' TERM; (setsid env -i sleep 100 &); sleep 100").await;
+        let server = daemon.server().expect("one lives");
+        match instant {
+            "asked" => hangup(&daemon),
+            "begun" => {
+                hangup(&daemon);
+                eventually(instant, || daemon.log().contains("SIGHUP: starting a new server").then_some(())).await;
+            }
+            "the old one is gone" => {
+                hangup(&daemon);
+                eventually(instant, || (!alive(server)).then_some(())).await;
+            }
+            "killed" => send(server, KILL),
+            _ => {
+                send(server, KILL);
+                eventually(instant, || daemon.log().contains("was ended by signal 9").then_some(())).await;
+            }
+        }
+        let mut all = descendants(daemon.child.id());
+        let asked = Instant::now();
+        daemon.signal(TERM);
+        // Whoever is started meanwhile is seen as long as the keeper lives.
+        while matches!(daemon.child.try_wait(), Ok(None)) {
+            all.extend(descendants(daemon.child.id()));
+            tokio::task::yield_now().await;
+        }
+        assert!(daemon.wait().await.success(), "{instant}: {}", daemon.log());
+        // A server that is dead is not waited for; that would be two seconds.
+        let took = asked.elapsed();
+        assert!(!instant.starts_with("killed") || took < Duration::from_millis(1_500), "{instant}: {took:?}");
+        assert!(!daemon.socket().exists(), "{instant}");
+        assert!(!daemon.log().contains("stay behind"), "{instant}: {}", daemon.log());
+        eventually(instant, || (!all.iter().any(|pid| alive(*pid))).then_some(())).await;
+    }
 }
 
 fn descendants(pid: u32) -> Vec<u32> {

@@ -3,7 +3,7 @@
 //!
 //! `TAKEOVER_TASKS` and `TAKEOVER_KILLS` make it longer (`just soak`).
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fmt::Display, fs, time::Duration};
 
 use executor_proto::types::{Exit, StreamName, TaskId, TaskStatus};
 use executor_tests::{Backend, Setup, Stopwatch, World, processes::Found, run, wait_for, wait_until};
@@ -54,7 +54,7 @@ fn counting(lines_per_second: u32) -> String {
 }
 
 /// That these are the lines 0, 1, 2 … and the end.
-fn assert_counts(id: &TaskId, text: &str) {
+fn assert_counts(id: impl Display, text: &str) {
     let lines: Vec<_> = text.lines().collect();
     let (end, lines) = lines.split_last().unwrap_or_else(|| panic!("{id} wrote nothing"));
     for (index, line) in lines.iter().enumerate() {
@@ -111,6 +111,30 @@ fn tasks_bytes_and_notices_survive_the_server() {
         }
         assert_eq!(notices.len(), tasks);
         assert!(notices.values().all(|count| *count == 1), "{notices:?}");
+    });
+}
+
+#[test]
+fn a_run_brings_everything_over_three_servers() {
+    const LINES: usize = 100;
+    run(Backend::Unix, setup(), async |world| {
+        prepare(world).await;
+        let command = format!(
+            "exec 3<>fifo; for ((i = 0; i < {LINES}; i++)); do echo \"line $i\"; [ $i = 5 ] && echo > begun; \
+             read -t 0.02 -u 3; done; until [ -e go ]; do read -t 0.02 -u 3; done; echo \"end $i\"; exit 7"
+        );
+        let kills = async {
+            wait_for("it runs", LIMIT, || world.tmp().join("begun").exists()).await;
+            for _ in 0..3 {
+                replace_server(world).await;
+            }
+            fs::write(world.tmp().join("go"), "").expect("written");
+        };
+        let (text, ()) = tokio::join!(world.bash(&command), kills);
+        let text = text.strip_suffix("[exit code: 7]").unwrap_or_else(|| panic!("another end: {text}"));
+        assert_counts("the run", text);
+        assert_eq!(text.lines().count(), LINES + 1);
+        world.assert_no_survivors("after a run over three servers");
     });
 }
 

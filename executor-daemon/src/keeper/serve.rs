@@ -132,11 +132,13 @@ impl Daemon {
                 kill(self.desk.next_server);
             }
             let waits = self.started.is_none() && self.next_by.is_none();
+            let mut stop = None;
             for notice in self.desk.turn(self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at)))? {
                 match notice {
                     Notice::Ready => self.say_ready(),
                     Notice::Signal(Signal::SIGHUP) => self.replace_server(),
-                    Notice::Signal(signal) => return self.stop(signal),
+                    // After the rest of what is known by now: a server that has ended is not waited for, nor killed.
+                    Notice::Signal(signal) => stop = Some(signal),
                     Notice::Standby => {
                         self.standby = true;
                         // Nothing of what runs is its alone: the other one takes over all of it.
@@ -155,6 +157,9 @@ impl Daemon {
                     }
                     Notice::Child { .. } => {}
                 }
+            }
+            if let Some(signal) = stop {
+                return self.stop(signal);
             }
         }
     }
@@ -282,16 +287,17 @@ impl Daemon {
     fn wait(&mut self, limit: Duration, mut done: impl FnMut(&Desk, Option<Notice>) -> bool) -> io::Result<()> {
         let until = Instant::now() + limit;
         while !done(&self.desk, None) && Instant::now() < until {
+            let mut over = false;
             for notice in self.desk.turn(Some(until))? {
-                let over = done(&self.desk, Some(notice));
+                over |= done(&self.desk, Some(notice));
                 if let Notice::Child { pid, .. } = notice
                     && self.desk.server == Some(pid)
                 {
                     self.desk.server = None;
                 }
-                if over {
-                    return Ok(());
-                }
+            }
+            if over {
+                break;
             }
         }
         Ok(())

@@ -172,7 +172,7 @@ impl RemoteExecutor {
         &self,
         rpc: Rpc,
         fault: &Fault,
-        failed: usize,
+        failed: u32,
         begun: Instant,
         lost_since: Option<Instant>,
     ) -> Option<Duration> {
@@ -195,7 +195,7 @@ impl RemoteExecutor {
     fn learn(&self, until: Instant) -> BoxFuture<'_, Option<Known>> {
         Box::pin(async move {
             let asked = async {
-                for failed in 1.. {
+                for failed in 1_u32.. {
                     if self.known().is_some() || self.info().await.is_ok() {
                         break;
                     }
@@ -381,7 +381,7 @@ impl Executor for RemoteExecutor {
         };
         let begun = Instant::now();
         let mut lost_since = None;
-        for failed in 1.. {
+        for failed in 1_u32.. {
             let message = request.clone();
             let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), message, open).await?;
             let mut incoming = self.incoming(Rpc::ReadOutput, stream);

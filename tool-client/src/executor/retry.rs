@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use super::backoff::Backoff;
+
 /// The calls of `executor.v1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Rpc {
@@ -98,28 +100,23 @@ impl Rpc {
     }
 }
 
-/// Pauses between attempts, before the jitter. Together they outlast the moment in which a daemon is being replaced, and
-/// still let a person who mistyped an endpoint know within half a second.
-const PAUSES: [Duration; 3] = [Duration::from_millis(40), Duration::from_millis(100), Duration::from_millis(220)];
+/// How often a call is made again to an executor that is not there. The pauses together outlast the moment in which a daemon
+/// is being replaced, and a person who mistyped an endpoint still knows within a second.
+const RETRIES: u32 = 4;
 
-/// How long to wait before attempt number `failed + 1`; `None`: give up. `jitter` is 0 to 1 and spreads clients that lost
-/// the same executor at the same moment.
-pub(super) fn pause(failed: usize, jitter: f64) -> Option<Duration> {
-    PAUSES.get(failed.checked_sub(1)?).map(|pause| pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0)))
+/// The pauses before another attempt. The longest is for those who have something of theirs on the executor.
+const PACE: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(2) };
+/// The least of them: less only makes work for a host that is starting something.
+const LEAST: Duration = Duration::from_millis(20);
+
+/// How long to wait before a call is made again that has failed so often, from 1; `None`: give up. `fraction` is 0 to 1.
+pub(super) fn pause(failures: u32, fraction: f64) -> Option<Duration> {
+    (failures <= RETRIES).then(|| wait(failures, fraction))
 }
 
-/// The least pause before somebody who has lost an executor looks for it again.
-const LEAST_WAIT: Duration = Duration::from_millis(20);
-/// What the pause is drawn from, at first; doubled with each failure.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// The longest that it is drawn from.
-const MOST_WAIT: Duration = Duration::from_secs(2);
-
-/// How long to wait before looking again for an executor that was lost with something of ours on it, after so many failures:
-/// anything up to the longest (full jitter), so that its clients do not come back together.
-pub(super) fn wait(failed: usize, jitter: f64) -> Duration {
-    let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
-    (FIRST_WAIT * 2_u32.pow(doublings)).min(MOST_WAIT).mul_f64(jitter.clamp(0.0, 1.0)).max(LEAST_WAIT)
+/// The same for an executor that was lost with something of ours on it, which is looked for until its time is over.
+pub(super) fn wait(failures: u32, fraction: f64) -> Duration {
+    PACE.pause(failures, fraction).max(LEAST)
 }
 
 #[cfg(test)]
@@ -166,21 +163,16 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_are_few_and_spread() {
-        let all: Vec<_> = (1..).map_while(|failed| pause(failed, 0.5)).collect();
-        assert_eq!(all.len(), PAUSES.len());
-        assert!(all.is_sorted());
-        assert_eq!(pause(0, 0.5), None);
-        assert!(pause(1, 0.0) < pause(1, 1.0));
-        let longest: Duration = (1..).map_while(|failed| pause(failed, 1.0)).sum();
-        assert!(longest < Duration::from_secs(1), "{longest:?}");
+    fn pauses_are_few_and_soon_over() {
+        let all = |fraction| (1..).map_while(move |failures| pause(failures, fraction));
+        assert_eq!(all(1.0).map(|pause| pause.as_millis()).collect::<Vec<_>>(), [50, 100, 200, 400]);
+        assert_eq!(all(0.0).collect::<Vec<_>>(), [LEAST; 4]);
+        assert!(all(1.0).sum::<Duration>() < Duration::from_secs(1));
     }
 
     #[test]
-    fn waits_grow_to_their_bound_and_are_anything_below_it() {
-        assert_eq!((wait(1, 0.0), wait(1, 1.0)), (LEAST_WAIT, FIRST_WAIT));
-        assert_eq!((wait(9, 0.0), wait(9, 1.0), wait(usize::MAX, 1.0)), (LEAST_WAIT, MOST_WAIT, MOST_WAIT));
-        assert!((1..12).map(|failed| wait(failed, 1.0)).is_sorted());
-        assert_eq!(wait(6, 0.5), (FIRST_WAIT * 32).min(MOST_WAIT) / 2);
+    fn waits_grow_to_their_bound_and_never_end() {
+        assert_eq!((wait(9, 0.0), wait(9, 1.0), wait(u32::MAX, 1.0)), (LEAST, PACE.longest, PACE.longest));
+        assert_eq!(wait(6, 0.5), Duration::from_millis(800));
     }
 }

@@ -154,29 +154,54 @@ async fn a_run_that_is_cut_after_its_start_is_a_result_without_an_exit() {
     assert_eq!(daemon.seen().calls, ["Run"]);
 }
 
+/// Breaks a run under an executor that is on boot `first` before it, where it is asked then, and on `after` afterwards;
+/// `again` is its answer to another run. How the run is said to have ended.
+async fn broken(
+    asked_before: bool,
+    info: impl Fn(&str) -> v1::GetInfoResponse,
+    after: &str,
+    again: Option<Status>,
+) -> Exit {
+    let before = asked_before.then(|| Ok(info("first")));
+    let not_yet = Err(Status::unavailable("not yet"));
+    let runs = [Ok(vec![accepted()])].into_iter().chain(again.map(Err)).collect();
+    let info = before.into_iter().chain([not_yet, Ok(info(after))]).collect();
+    let daemon = Daemon::start(Script { info, runs, ..Script::default() });
+    let client = client(&daemon);
+    if asked_before {
+        client.info().await.expect("it answers");
+    }
+    let broken = async {
+        daemon.wait_for_call("Run").await;
+        daemon.break_run();
+    };
+    let (result, ()) = tokio::join!(run(&client), broken);
+    result.expect("it was started").exit
+}
+
 #[tokio::test]
-async fn a_run_that_is_broken_by_an_executor_that_answers_again_names_what_was_restarted() {
-    let info = |boot_id: &str| Ok(v1::GetInfoResponse { boot_id: boot_id.into(), ..v1::GetInfoResponse::default() });
-    let again = || Err(Status::unavailable("not yet"));
+async fn a_run_that_is_broken_is_not_said_to_have_met_a_restart_that_nobody_knows_of() {
+    let info = |boot_id: &str| v1::GetInfoResponse { boot_id: boot_id.into(), ..v1::GetInfoResponse::default() };
     for (asked_before, after, reason) in [
-        (true, "first", "executor restarted"),
+        (true, "first", "connection lost for longer than 0ms"),
         (true, "second", "executor host restarted"),
-        (false, "second", "executor restarted"),
+        (false, "second", "connection lost for longer than 0ms"),
     ] {
-        let before = asked_before.then(|| info("first"));
-        let script =
-            Script { info: before.into_iter().chain([again(), info(after)]).collect(), ..one_run(vec![accepted()]) };
-        let daemon = Daemon::start(script);
-        let client = client(&daemon);
-        if asked_before {
-            client.info().await.expect("it answers");
-        }
-        let broken = async {
-            daemon.wait_for_call("Run").await;
-            daemon.break_run();
-        };
-        let (result, ()) = tokio::join!(run(&client), broken);
-        assert_eq!(result.expect("it was started").exit, Exit::Unknown(reason.into()));
+        assert_eq!(broken(asked_before, info, after, None).await, Exit::Unknown(reason.into()));
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_its_executor_does_not_know_any_more_has_met_a_restart() {
+    let info = |boot_id: &str| v1::GetInfoResponse {
+        boot_id: boot_id.into(),
+        resume_window_ms: 60_000,
+        features: vec!["resume".into()],
+        ..v1::GetInfoResponse::default()
+    };
+    for (after, reason) in [("first", "executor restarted"), ("second", "executor host restarted")] {
+        let not_known = ExecutorError::OutcomeUnknown { reason: "not known here".into() }.to_status();
+        assert_eq!(broken(true, info, after, Some(not_known)).await, Exit::Unknown(reason.into()));
     }
 }
 
@@ -262,7 +287,7 @@ async fn reads_are_tried_again_a_few_times() {
     assert_eq!(daemon.seen().calls.len(), 3);
     let error = client.list_tasks(None).await.expect_err("it never answers");
     assert!(matches!(&error, ExecutorError::Unavailable { cause, .. } if cause == "not now"), "{error:?}");
-    assert_eq!(daemon.seen().calls.len(), 3 + 4);
+    assert_eq!(daemon.seen().calls.len(), 3 + 5);
 }
 
 #[tokio::test]
@@ -318,7 +343,7 @@ async fn a_refused_stream_is_known_to_have_done_nothing() {
     });
     let error = run(&client_of(&format!("unix:{}", path.display()))).await.expect_err("it is refused");
     assert!(matches!(error, ExecutorError::Unavailable { .. }), "{error:?}");
-    assert_eq!(*counted.borrow(), 4, "it was tried again");
+    assert_eq!(*counted.borrow(), 5, "it was tried again");
 }
 
 #[tokio::test]

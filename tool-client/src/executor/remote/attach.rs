@@ -53,7 +53,7 @@ pub(super) async fn attach(
         return Err(NotAttached::NotOffered);
     }
     let attempts = async {
-        for failed in 1.. {
+        for failed in 1_u32.. {
             let sent = Sent::default();
             let mut attempt = Request::new(request.clone());
             attempt.extensions_mut().insert(sent.clone());
@@ -112,7 +112,7 @@ impl Drop for CancelOnDrop {
         let Ok(runtime) = Handle::try_current() else { return };
         let (mut client, accepted) = (self.client.clone(), *self.accepted.borrow());
         runtime.spawn(tokio::time::timeout(DROPPED, async move {
-            for failed in 1.. {
+            for failed in 1_u32.. {
                 let outcome = client.cancel_run(request.clone()).await;
                 // A request that overtook the run's own has found nothing, and is made again.
                 let found =

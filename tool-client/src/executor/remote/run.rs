@@ -198,11 +198,8 @@ async fn drive(
                     .into_error(Rpc::Run, &remote.endpoint));
             }
             (Err(_), false) => return Err(incoming.error(fault)),
-            (Err(NotAttached::LostFor(window)), true) => {
-                return Ok(progress.unseen(format!("connection lost for longer than {}ms", window.as_millis())));
-            }
-            (Err(NotAttached::NotOffered | NotAttached::Answered(_)), true) => {
-                return Ok(progress.unseen(lost::reason(remote, before.as_ref(), &fault).await));
+            (Err(refusal), true) => {
+                return Ok(progress.unseen(lost::reason(remote, before.as_ref(), &fault, &refusal).await));
             }
         }
     }
