@@ -678,6 +678,21 @@ async fn spill_files_are_private_and_removable() {
 }
 
 #[tokio::test]
+async fn a_sweep_spares_the_spills_of_commands_that_run() {
+    let keeper = Keeper::start().await;
+    let command = keeper.spawn("sleep 100").await;
+    let open = |name, prefix: &str| keeper.link.open_spill(command.handle(), name, prefix.to_owned());
+    let (_file, begun) = open(StreamName::Stdout, "bash-2.stdout").await.expect("made");
+    let stray = PathBuf::from(begun.display().to_string().replace("bash-2", "bash-1"));
+    fs::write(&stray, "of a command that nobody knows").expect("written");
+    keeper.link.sweep_spills(Vec::new());
+    // Answered after the sweep, since messages are taken in order.
+    open(StreamName::Stderr, "bash-2.stderr").await.expect("made");
+    assert!(begun.exists() && !stray.exists());
+    assert_eq!(command.end(Duration::ZERO).await, NONE);
+}
+
+#[tokio::test]
 async fn commands_cannot_read_the_hosts_environment_through_their_parent() {
     let keeper = Keeper::start().await;
     assert!(std::env::vars().any(|(name, _)| name.starts_with("CARGO")), "cargo sets some for its tests");

@@ -460,7 +460,12 @@ impl Desk {
             }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
             ToKeeper::RemoveSpill { path } => self.spills.remove(&path),
-            ToKeeper::SweepSpills { keep } => self.spills.sweep(&keep),
+            ToKeeper::SweepSpills { mut keep } => {
+                // One may have been made for a command that runs after its engine had looked which there are.
+                let held = self.commands.values().flat_map(|command| command.spills.iter().flatten());
+                keep.extend(held.map(|(_, path)| path.clone()));
+                self.spills.sweep(&keep);
+            }
             // Said before it was the engine.
             ToKeeper::Standby => {}
             ToKeeper::Listening { helper } => self.pool.listened_to(helper),
