@@ -59,7 +59,7 @@ async fn only_what_needs_descriptors_fails_when_they_run_out() {
         setrlimit(Resource::RLIMIT_NOFILE, free + room, hard).expect("lowered");
         let refused = link.spawn(link.new_handle(), spec("exec sleep 600", 0), None, None).await.expect_err("no room");
         assert!(
-            matches!(&refused, ExecutorError::Internal { problem } if problem.contains("open files")),
+            matches!(&refused, ExecutorError::OutcomeUnknown { reason } if reason.contains("open files")),
             "{refused:?}"
         );
     }

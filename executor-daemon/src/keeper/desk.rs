@@ -6,8 +6,9 @@
 //!      └─ SpawnFailed ─> forgotten        └────── Exited{empty} ───────────┘
 //! ```
 //! A command whose helper died is *bereaved*: its processes have come to this process, which kills its children that are
-//! nobody else's until there are none, and then reports the end. A command whose engine died is *abandoned*: it is killed,
-//! and forgotten when it is empty. Neither changes the states above.
+//! nobody else's until there are none, and then reports the end. A command whose engine died goes on, whatever its state, and
+//! is handed to the next engine; when there will be none (the daemon stops, the program that embeds it is gone) it is
+//! *abandoned*: killed, and forgotten when it is empty. Neither changes the states above.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -158,8 +158,8 @@ impl KeeperLink {
     ///
     /// # Errors
     /// [`ExecutorError::Spawn`] when it could not be started; nothing ran then. [`ExecutorError::OutcomeUnknown`] when the
-    /// keeper is lost meanwhile. [`ExecutorError::Internal`] when this process has too many descriptors open to take the
-    /// command's: it may have run, and is killed.
+    /// keeper is lost meanwhile, or when this process has too many descriptors open to take the command's: it may have run, and
+    /// is killed.
     pub async fn spawn(
         &self,
         handle: ProcessHandle,
@@ -178,8 +178,8 @@ impl KeeperLink {
         match answer.await {
             Ok(Ok(spawned)) => Ok(spawned),
             Ok(Err(NotStarted::Cut)) => {
-                let problem = "too many open files: the command was started and its streams could not be taken";
-                Err(ExecutorError::Internal { problem: problem.to_owned() })
+                let reason = "too many open files: its streams could not be taken";
+                Err(ExecutorError::OutcomeUnknown { reason: reason.to_owned() })
             }
             Ok(Err(NotStarted::Failed(stage, errno))) => {
                 let stage = stage.into();
