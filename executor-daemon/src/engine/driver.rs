@@ -37,6 +37,9 @@ const EXIT_NEWS: Duration = Duration::from_secs(1);
 /// How long after its result a command's streams and its place at the keeper are given back.
 const TIDY_AFTER: Duration = Duration::from_millis(5);
 
+/// How long a run's result can be made anew from what the keeper has, where its client has not taken it.
+const RESULT_AT_KEEPER: Duration = Duration::from_secs(2);
+
 /// Longest wait for a spill file that was asked for, before a command is forgotten.
 const SPILL_MADE: Duration = Duration::from_secs(10);
 
@@ -106,7 +109,11 @@ impl Driver {
             }
             self.step().await;
         }
-        // Whoever waits for the result has it first.
+        // Whoever waits for the result has it first, from the next server if need be: as long as the keeper has its files.
+        if self.entry.facts.kind == Kind::Run && !self.resume_window.is_zero() && !self.draining() {
+            let taken = self.entry.wait_for(|state| state.is_taken().then_some(()));
+            let _ = tokio::time::timeout(RESULT_AT_KEEPER, taken).await;
+        }
         tokio::time::sleep(TIDY_AFTER).await;
         self.finish().await;
         None
@@ -194,9 +201,11 @@ impl Driver {
                 duration_ms: exited.duration_since(entry.facts.started).as_secs_f64() * 1e3,
             });
         }
-        self.record_end(&engine);
         // The task no longer runs, so its place is free before anybody is told.
         self.task_permit = None;
+        if entry.facts.kind == Kind::Task {
+            record_end(entry, &engine);
+        }
         entry.apply(State::settled);
         if entry.facts.kind == Kind::Task {
             engine.tell(entry);
@@ -204,17 +213,6 @@ impl Driver {
         if entry.has_leftovers() {
             engine.limit_leftovers(&entry.facts.caller);
         }
-    }
-
-    /// The facts of the end are final: they are written down before anybody is told them.
-    fn record_end(&self, engine: &Inner) {
-        let (exit, ended_for, at_ms, to_be_told) = self
-            .entry
-            .look(|state| (state.exit().cloned(), state.ended_for(), state.exited_at_ms(), state.to_be_told()));
-        let exit = exit.unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned()));
-        let at_ms = at_ms.unwrap_or_else(now_ms);
-        let ended = Ended { exit: (&exit).into(), ended_for: ended_for.map(EndCause::from), at_ms, to_be_told };
-        engine.journal.ended(self.entry.facts.number, &ended);
     }
 
     /// Nothing is alive: takes what is still in the pipes, gives everything back, and forgets or keeps.
@@ -232,10 +230,12 @@ impl Driver {
         let decided = join(streams.stdout.spill_decided(), streams.stderr.spill_decided());
         let _ = tokio::time::timeout(SPILL_MADE, decided).await;
         let Some(engine) = self.engine.upgrade() else { return };
-        engine.keeper.release(facts.handle);
         let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();
         let keep = Keep { id: facts.kind == Kind::Task || spilled, result: engine.bytes_to_hold(&self.entry) };
         if keep.id {
+            if facts.kind == Kind::Run {
+                record_end(&self.entry, &engine);
+            }
             let (journal, entry) = (engine.journal.clone(), Arc::clone(&self.entry));
             // Written by a thread that may wait for a disk. Only a panic there is an error here, and costs this output.
             let _ = tokio::task::spawn_blocking(move || {
@@ -246,6 +246,8 @@ impl Driver {
             })
             .await;
         }
+        // From here on the next server would not find it at the keeper: all that it needs is written down.
+        engine.keeper.release(facts.handle);
         let max_finished = engine.settings.max_finished_per_owner;
         let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
         engine.forget(&forgotten);
@@ -322,6 +324,16 @@ impl Driver {
         });
         self.exit_due = phase.map(|()| tokio::time::Instant::now() + EXIT_NEWS);
     }
+}
+
+/// The facts of an end are final: they are written down before an owner is told them.
+fn record_end(entry: &Entry, engine: &Inner) {
+    let (exit, ended_for, at_ms, to_be_told) =
+        entry.look(|state| (state.exit().cloned(), state.ended_for(), state.exited_at_ms(), state.to_be_told()));
+    let exit = exit.unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned()));
+    let at_ms = at_ms.unwrap_or_else(now_ms);
+    let ended = Ended { exit: (&exit).into(), ended_for: ended_for.map(EndCause::from), at_ms, to_be_told };
+    engine.journal.ended(entry.facts.number, &ended);
 }
 
 /// The next event; never, when no more will come.

@@ -57,6 +57,7 @@ impl Run {
 
     /// The caller has had the whole result: it need not be held much longer.
     pub fn taken(&mut self) {
+        self.entry.apply(State::taken);
         self.engine.inner.registry().taken(&self.entry.facts.caller, &self.key, now_ms());
     }
 }

@@ -87,6 +87,7 @@ pub(super) struct State {
     survivors: Vec<u32>,
     exited_at_ms: Option<u64>,
     told: bool,
+    taken: bool,
     /// Clients that wait for the run's result.
     attached: u32,
     /// Since when none does that once did.
@@ -108,6 +109,7 @@ impl State {
             survivors: Vec::new(),
             exited_at_ms: None,
             told: false,
+            taken: false,
             attached: 0,
             alone_since: None,
         }
@@ -125,6 +127,16 @@ impl State {
         if self.attached == 0 && self.phase != Phase::Ended {
             self.alone_since = Some(now);
         }
+    }
+
+    /// A client has had the whole result.
+    pub(super) fn taken(&mut self) {
+        self.taken = true;
+    }
+
+    /// Whether a client has had the whole result.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken
     }
 
     /// Since when nobody waits for the result of a run that goes on. `None` also once it was asked to end for that.
