@@ -4,12 +4,14 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use executor_tests::{
     Backend, World, block_on,
+    faults::Plan,
     scenario::{self, Played, Scenario},
 };
 
@@ -25,6 +27,9 @@ struct Arguments {
     /// Plays only the scenario of this name.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Cuts every connection to the daemon when it is so old, in milliseconds.
+    #[arg(long, value_name = "MS")]
+    cut_every: Option<u64>,
     /// How many are played at the same time.
     #[arg(long, value_name = "N", default_value_t = 4)]
     jobs: usize,
@@ -70,10 +75,15 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
         arguments.backend != Where::Connect || count == 1,
         "one running daemon plays one scenario: name it with --only"
     );
+    let faults = arguments.cut_every.map(|ms| Plan::cut_every(Duration::from_millis(ms)));
+    anyhow::ensure!(
+        faults.is_none() || matches!(arguments.backend, Where::Unix | Where::Tcp),
+        "--cut-every needs --backend unix or tcp"
+    );
     let played = match arguments.backend {
-        Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, arguments.jobs).await,
-        Where::Unix => scenario::play_all(scenarios, Backend::Unix, arguments.jobs).await,
-        Where::Tcp => scenario::play_all(scenarios, Backend::Tcp, arguments.jobs).await,
+        Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, None, arguments.jobs).await,
+        Where::Unix => scenario::play_all(scenarios, Backend::Unix, faults, arguments.jobs).await,
+        Where::Tcp => scenario::play_all(scenarios, Backend::Tcp, faults, arguments.jobs).await,
         Where::Connect => {
             let scenario = scenarios.remove(0);
             let played = play_there(&scenario, &arguments).await;

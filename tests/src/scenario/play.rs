@@ -15,6 +15,8 @@ use tool_client::{
 use super::{Difference, Expectation, ExpectedNotice, Operation, Scenario, Step, StepSession, template::Bindings};
 use crate::{
     backend::{Backend, Setup},
+    faults::Plan,
+    tell,
     world::World,
 };
 
@@ -35,11 +37,11 @@ pub struct Played {
     pub replayed: bool,
 }
 
-/// Plays a scenario in a fresh world on a backend.
+/// Plays a scenario in a fresh world on a backend, a daemon through a proxy that does this to every connection.
 ///
 /// # Errors
 /// When the world cannot be made.
-pub async fn play(scenario: &Scenario, backend: Backend) -> anyhow::Result<Played> {
+pub async fn play(scenario: &Scenario, backend: Backend, faults: Option<Plan>) -> anyhow::Result<Played> {
     let config = &scenario.config;
     let default = Setup::default();
     let (uid, unable) = backend.give_uid(scenario.uid);
@@ -52,6 +54,7 @@ pub async fn play(scenario: &Scenario, backend: Backend) -> anyhow::Result<Playe
         environment: scenario.process_env.clone().into_iter().collect(),
         prepare: scenario.setup.clone(),
         uid,
+        faults,
         ..default
     };
     let mut world = World::start(backend, setup).await?;
@@ -71,13 +74,14 @@ const ONE_REPLAY_IN: usize = 10;
 pub async fn play_all(
     scenarios: Vec<Scenario>,
     backend: Backend,
+    faults: Option<Plan>,
     jobs: usize,
 ) -> Vec<(Scenario, anyhow::Result<Played>)> {
     let mut all: Vec<_> = stream::iter(scenarios)
         .map(|scenario| async move {
             // Each on a task of its own: what one does at length does not hold up another one's waits.
             let playing = tokio::spawn(async move {
-                let played = play(&scenario, backend).await;
+                let played = play(&scenario, backend, faults).await;
                 (scenario, played)
             });
             playing.await.expect("playing does not panic")
@@ -92,7 +96,7 @@ pub async fn play_all(
         }
         let places: Vec<_> = first.differences.iter().map(|difference| difference.place.as_str()).collect();
         let remark = format!("played again, alone, because its timing differed: {}", places.join(", "));
-        *result = play(scenario, backend).await;
+        *result = play(scenario, backend, faults).await;
         if let Ok(second) = result {
             second.remarks.push(remark);
             second.replayed = true;
@@ -116,6 +120,26 @@ pub fn check_replays(all: &[(Scenario, anyhow::Result<Played>)]) -> Result<(), S
         return Ok(());
     }
     Err(format!("{} of {timed} timed scenarios differed at first: {}", replayed.len(), replayed.join(", ")))
+}
+
+/// What went wrong with these, in lines for people; empty when nothing did. Remarks are told past the capture of tests, with
+/// `place` beside the scenario's name.
+#[must_use]
+pub fn failures(all: Vec<(Scenario, anyhow::Result<Played>)>, place: &str) -> String {
+    let mut failures = Vec::new();
+    failures.extend(check_replays(&all).err());
+    for (Scenario { name, .. }, result) in all {
+        match result {
+            Ok(Played { differences, remarks, .. }) => {
+                remarks.iter().for_each(|remark| tell(format_args!("{name} ({place}): {remark}")));
+                failures.extend(differences.into_iter().map(|Difference { place, expected, actual }| {
+                    format!("{name}: {place}\n  {expected:?}\n  {actual:?}")
+                }));
+            }
+            Err(error) => failures.push(format!("{name}: {error:#}")),
+        }
+    }
+    failures.join("\n")
 }
 
 /// Plays a scenario in a world that is already there: its configuration, environment and user are the maker's to give.

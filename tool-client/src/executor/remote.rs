@@ -7,7 +7,10 @@
 use std::{
     fmt::Write as _,
     future::Future,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,7 +21,7 @@ use executor_proto::{
     transport,
     types::{
         CommandSpec, ExecutorInfo, KillOutcome, OwnerId, ReadStreamEvent, RunResult, StreamName, TaskId, TaskInfo,
-        TaskOutput, WatchEvent,
+        TaskOutput, TaskStatus, WatchEvent,
     },
     v1::{self, executor_client::ExecutorClient},
 };
@@ -402,11 +405,19 @@ impl Executor for RemoteExecutor {
 
     async fn kill_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<KillOutcome, ExecutorError> {
         let request = v1::KillTaskRequest { caller: convert::caller(owner), task_id: id.0.clone() };
-        let make = |mut client: ExecutorClient<Wire>, request| async move {
-            client.kill_task(request).await.map(tonic::Response::into_inner)
+        let attempts = AtomicU32::new(0);
+        let make = |mut client: ExecutorClient<Wire>, request| {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            async move { client.kill_task(request).await.map(tonic::Response::into_inner) }
         };
         let v1::KillTaskResponse { outcome } = self.ending(Rpc::KillTask, request, make).await?;
-        convert::kill_outcome(outcome).map_err(|malformed| self.malformed(malformed))
+        let mut outcome = convert::kill_outcome(outcome).map_err(|malformed| self.malformed(malformed))?;
+        // An attempt whose answer was lost may be what has ended it.
+        if outcome.already_finished && attempts.load(Ordering::Relaxed) > 1 {
+            let status = self.get_task(owner, id).await?.status;
+            outcome.already_finished = !matches!(status, TaskStatus::Killed(_));
+        }
+        Ok(outcome)
     }
 
     async fn get_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<TaskInfo, ExecutorError> {

@@ -85,8 +85,9 @@ impl Rpc {
             // Its run is known by the key, so a second one ends nothing else.
             (Reached::NoAnswer, Self::CancelRun) => features.resume,
             (Reached::NoAnswer, Self::ReadOutput) => features.read_id,
-            // A second kill would say that there was nothing to kill.
-            (Reached::NoAnswer, Self::KillTask) => false,
+            // Ids are not used again, so a second one ends nothing else. An executor that keeps no runs over a cut may have
+            // been replaced by one that does not know the task.
+            (Reached::NoAnswer, Self::KillTask) => features.resume,
             (
                 Reached::NoAnswer,
                 Self::GetInfo
@@ -134,7 +135,7 @@ mod tests {
             (Rpc::CancelRun, false, true),
             (Rpc::StartTask, false, true),
             (Rpc::ReadOutput, false, true),
-            (Rpc::KillTask, false, false),
+            (Rpc::KillTask, false, true),
             (Rpc::GetTask, true, true),
             (Rpc::ListTasks, true, true),
             (Rpc::WatchTasks, true, true),
