@@ -122,14 +122,15 @@ pub(crate) fn image() -> &'static str {
         must(Command::new("bash").arg(workspace().join("tests/compose/base-image.sh")), "");
         build_binaries();
         let name = "executor-daemon-e2e";
-        let id = || run(&mut docker(["image", "inspect", "--format={{.Id}}", name]), "").stdout;
+        // Of an image that is not there some clients print an empty line.
+        let id = || run(&mut docker(["image", "inspect", "--format={{.Id}}", name]), "").stdout.trim().to_owned();
         let before = id();
         let mut build = compose(name);
         build.args(["build", "daemon"]).env("BINARIES", "prebuilt").env("EXECUTOR_IMAGE", name);
         must(&mut build, "");
         // The image stays, so that the next build finds its layers; the one that it replaces does not.
         if !before.is_empty() && before != id() {
-            must(&mut docker(["image", "rm", before.trim()]), "");
+            must(&mut docker(["image", "rm", &before]), "");
         }
         name.to_owned()
     })
