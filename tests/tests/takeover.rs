@@ -72,7 +72,7 @@ async fn prepare(world: &World) {
 
 #[test]
 fn tasks_bytes_and_notices_survive_the_server() {
-    let (tasks, kills) = (number("TAKEOVER_TASKS", TASKS), number("TAKEOVER_KILLS", 6));
+    let (tasks, kills) = (number("TAKEOVER_TASKS", TASKS), number("TAKEOVER_KILLS", 3));
     run(Backend::Unix, setup(), async |world| {
         prepare(world).await;
         let lines_per_second = u32::try_from(2_000 / tasks).unwrap_or(1).clamp(1, 50);
@@ -144,7 +144,7 @@ fn a_flood_is_whole_after_kills() {
         prepare(world).await;
         // More than the tail and less than the spill: the whole of it can be read afterwards.
         let id = world.background("exec 3<>fifo; for i in $(seq 20000); do echo \"number $i of many\"; [ $((i % 50)) = 0 ] && read -t 0.005 -u 3; done; true").await;
-        for _ in 0..5 {
+        for _ in 0..4 {
             replace_server(world).await;
         }
         let status = world.ended(&id, LIMIT).await.expect("it ends");
