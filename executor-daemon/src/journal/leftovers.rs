@@ -21,7 +21,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getpid, getsid, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::record::{RecordedStart, StartNumber, World};
 
@@ -184,7 +184,7 @@ impl Case {
             shell => shell,
         };
         let others: Vec<Seen> = others.into_iter().filter(|seen| seen.started >= started).collect();
-        if getsid(None).is_ok_and(|own| own.as_raw_nonzero().get() == self.shell) {
+        if own_session() == Some(self.shell) {
             return self.unverified(&others, "this process is in their session".to_owned());
         }
         match shell {
@@ -237,6 +237,11 @@ impl Case {
             self.verdict = Some(Verdict::Survive(survivors.filter(|pid| start_time(*pid).is_some()).collect()));
         }
     }
+}
+
+/// The session of this process: 0 where its leader lives outside of this pid namespace, as after `docker exec`.
+fn own_session() -> Option<i32> {
+    Some(look(getpid().as_raw_nonzero().get())?.session)
 }
 
 fn pid_of(seen: Seen) -> u32 {
