@@ -11,10 +11,9 @@
 //! runs all the same.
 //!
 //! Not here: rules (the engine's), the ids' counters (`engine/state_dir`), what is done about processes that a dead keeper left
-//! ([`leftovers`]).
+//! (the keeper's, `keeper/left`).
 
 mod keys;
-pub(crate) mod leftovers;
 mod record;
 mod store;
 mod tails;

@@ -12,7 +12,7 @@
 //! the keeper. Read in this order:
 //! `protocol` (the messages), `wire` (packets), `channel` (what the other end does not take yet), `streams` (pipes), `spill`
 //! (spill files), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
-//! (one command), `pool` (the helpers), `desk` (the keeper's loop), `listen` (the daemon's sockets), `serve` (the daemon around
+//! (one command), `pool` (the helpers), `desk` (the keeper's loop), `left` (what a keeper before left), `listen` (the daemon's sockets), `serve` (the daemon around
 //! it), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
 //!
 //! Not here: what a command means, timeouts, output, owners. Nothing here decides whether something may happen, except
@@ -23,6 +23,7 @@ mod desk;
 pub mod embedded;
 mod helper;
 mod init;
+pub(crate) mod left;
 pub mod link;
 mod listen;
 pub mod page;

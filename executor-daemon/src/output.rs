@@ -66,6 +66,8 @@ pub(crate) struct StreamOptions {
     pub(crate) ring_bytes: u64,
     /// Bytes after which a spill keeps only its head. 0: no spill is made.
     pub(crate) max_spill_bytes: u64,
+    /// Opens the spill again once it is closed.
+    pub(crate) spills: Arc<dyn ReopenSpill>,
 }
 
 /// The ring that a tail of this size needs, in bytes: a whole number of pages, at least twice the tail.
@@ -82,6 +84,12 @@ pub(crate) trait StreamFiles: Send + Sync {
     /// Makes the spill file, at most once: a new file, open for reading and writing, and its path in the world where commands
     /// run.
     fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>>;
+}
+
+/// Opens finished spills: they lie where this process may have no way to them.
+pub(crate) trait ReopenSpill: std::fmt::Debug + Send + Sync {
+    /// Opens the spill file at this path for reading.
+    fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>>;
 }
 
 /// Where a stream stands.
@@ -181,7 +189,7 @@ impl Stream {
         Ok(Self {
             storage: Mutex::new(Storage::Tail(0, Bytes::new())),
             progress: watch::Sender::new(Progress::default()),
-            spill: Spill::new(options.max_spill_bytes),
+            spill: Spill::new(options.max_spill_bytes, Arc::clone(&options.spills)),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
             refused: AtomicU64::new(0),
@@ -196,7 +204,7 @@ impl Stream {
         let stream = Self {
             storage: Mutex::new(Storage::Tail(start, bytes)),
             progress: watch::Sender::new(Progress { total, closed: true }),
-            spill: Spill::recalled(options.max_spill_bytes, spill),
+            spill: Spill::recalled(options.max_spill_bytes, Arc::clone(&options.spills), spill),
             control: PumpControl::default(),
             compact: AtomicBool::new(true),
             options,

@@ -27,7 +27,10 @@ use super::{
 use crate::{
     ids::Caller,
     journal::{self, RecordedStart, World},
-    keeper::link::{Carried, Spawned},
+    keeper::{
+        left,
+        link::{Carried, Spawned},
+    },
 };
 
 /// Goes on with what is carried over; returns the recorded starts of which nothing is alive.
@@ -132,7 +135,7 @@ fn name(engine: &Inner, recorded: &RecordedStart, caller: &Caller, kind: Kind, p
     let id = engine.next_id(&caller.tenant, kind)?;
     let handle = recorded.start.handle.unwrap_or(0);
     let at_ms = recorded.start.begun_at_ms;
-    let pid_started = journal::leftovers::start_time(pid);
+    let pid_started = left::start_time(pid);
     engine.journal.started(recorded.number, &journal::Started { id: id.0.clone(), handle, pid, pid_started, at_ms });
     Ok((id, at_ms))
 }

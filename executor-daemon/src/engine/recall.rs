@@ -27,10 +27,8 @@ use super::{
 };
 use crate::{
     ids::{Caller, ProcessHandle},
-    journal::{
-        self, EndCause, Ended, ExitFact, RecordedStart, StartNumber, Started, UsedKey, World,
-        leftovers::{self, Verdict},
-    },
+    journal::{self, EndCause, Ended, ExitFact, RecordedStart, StartNumber, Started, UsedKey, World},
+    keeper::protocol::{LeftShell, Verdict},
     output::{KeptStream, Stream},
 };
 
@@ -93,21 +91,27 @@ pub(super) fn keys(used: Vec<UsedKey>) -> Registry<Entry> {
 
 /// Brings back what was recorded. Nothing is started before this returns.
 pub(super) async fn recall(engine: &Inner, starts: Vec<RecordedStart>) {
-    let looked = tokio::task::spawn_blocking(move || {
-        let verdicts = leftovers::end(&starts, LEFTOVERS_LIMIT);
-        (starts, verdicts)
-    });
-    let Ok((starts, verdicts)) = looked.await else {
-        return tracing::error!("what the journal holds could not be brought back: looking for leftovers failed");
-    };
+    let shells = left_shells(&starts);
+    let verdicts = if shells.is_empty() { Vec::new() } else { engine.keeper.end_left(shells, LEFTOVERS_LIMIT).await };
     // Of most there is nothing to say, and looked for are the few others.
     for (number, verdict) in verdicts.into_iter().filter(|(_, verdict)| *verdict != Verdict::Gone) {
-        let start = starts.iter().find(|start| start.number == number).and_then(|start| start.started.as_ref());
+        let start = starts.iter().find(|start| start.number.0 == number).and_then(|start| start.started.as_ref());
         report(start.map_or("", |started| &started.id), &verdict);
     }
     for start in starts {
         bring_back(engine, start);
     }
+}
+
+/// The shells of other keepers. Those of this one, and those from before the host or the container was started again, are not
+/// looked for.
+fn left_shells(starts: &[RecordedStart]) -> Vec<LeftShell> {
+    let left = starts.iter().filter(|start| start.world == World::SamePids);
+    let shells = left.filter_map(|start| {
+        let Started { pid, pid_started, .. } = start.started.as_ref()?;
+        Some(LeftShell { number: start.number.0, pid: *pid, started: *pid_started })
+    });
+    shells.collect()
 }
 
 fn report(id: &str, verdict: &Verdict) {
@@ -187,4 +191,52 @@ fn unseen(world: World, ended_for: Option<EndCause>) -> Ended {
     let exit = ExitFact::from(&Exit::Unknown(reason.to_owned()));
     // The executor's own stopping is no news.
     Ended { exit, ended_for, at_ms: now_ms(), to_be_told: ended_for != Some(EndCause::Stopping) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Account, Start};
+
+    fn recorded(world: World, started: bool) -> RecordedStart {
+        let start = Start {
+            account: Account { tenant: "t".into(), owner: None },
+            key: "k".into(),
+            kind: journal::Kind::Task,
+            digest: [0; 32],
+            command: Vec::new(),
+            workdir: Vec::new(),
+            timeout_ms: 1.0,
+            begun_at_ms: 1,
+            handle: None,
+        };
+        let started = started.then(|| Started {
+            id: "bash-1".to_owned(),
+            handle: 1,
+            pid: 4_711,
+            pid_started: Some(99),
+            at_ms: 1,
+        });
+        RecordedStart {
+            number: StartNumber(7),
+            world,
+            start,
+            started,
+            asked_to_end: Vec::new(),
+            ended: None,
+            told: false,
+            read: None,
+        }
+    }
+
+    #[test]
+    fn only_shells_of_another_keeper_with_the_same_pids_are_looked_for() {
+        let shells = |world, started| left_shells(&[recorded(world, started)]);
+        let shell = LeftShell { number: 7, pid: 4_711, started: Some(99) };
+        assert_eq!(shells(World::SamePids, true), [shell]);
+        assert_eq!(shells(World::SamePids, false), []);
+        for world in [World::ThisKeeper, World::OtherPids, World::OtherBoot] {
+            assert_eq!(shells(world, true), []);
+        }
+    }
 }

@@ -28,9 +28,12 @@ use super::{
 use crate::{
     ids::{Caller, ProcessHandle},
     journal::{self, StartNumber},
-    keeper::link::{ProcessEvent, Spawned},
+    keeper::{
+        left,
+        link::{ProcessEvent, Spawned, WeakLink},
+    },
     limits::{CommandPermit, TaskPermit},
-    output::{self, Stream, StreamFiles, StreamOptions},
+    output::{self, ReopenSpill, Stream, StreamFiles, StreamOptions},
 };
 
 /// Longest start key and read id, in bytes.
@@ -163,7 +166,7 @@ impl Start {
             id: id.0.clone(),
             handle: handle.0,
             pid,
-            pid_started: journal::leftovers::start_time(pid),
+            pid_started: left::start_time(pid),
             at_ms: started_at_ms,
         };
         engine.journal.started(number, &record);
@@ -284,6 +287,7 @@ pub(super) fn stream_options(engine: &Inner, name: StreamName) -> StreamOptions 
         tail_bytes: engine.settings.max_output_bytes,
         ring_bytes: engine.ring_bytes,
         max_spill_bytes: engine.settings.max_spill_bytes,
+        spills: Arc::new(engine.keeper.downgrade()),
     }
 }
 
@@ -312,6 +316,15 @@ impl StreamFiles for Files {
         Box::pin(async move {
             let engine = self.engine.upgrade().ok_or(io::ErrorKind::NotConnected)?;
             engine.keeper.open_spill(self.handle, self.name, self.prefix.clone()).await
+        })
+    }
+}
+
+impl ReopenSpill for WeakLink {
+    fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>> {
+        Box::pin(async move {
+            let keeper = self.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+            keeper.reopen_spill(path).await
         })
     }
 }

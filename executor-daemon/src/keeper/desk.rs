@@ -43,6 +43,7 @@ use self::{
 use super::{
     channel::Channel,
     helper::Context,
+    left::Search,
     pool::Pool,
     protocol::{Identity, ToKeeper},
     spill::Spills,
@@ -132,6 +133,8 @@ pub(super) struct Desk {
     spills: Spills,
     ahead: StreamsAhead,
     hunt: Option<Hunt>,
+    /// What a keeper before this one has left is being ended.
+    left: Option<Search>,
     /// Not after the first of all dues.
     due_at: Option<Instant>,
     orphans: VecDeque<Orphan>,
@@ -174,6 +177,7 @@ impl Desk {
             spills,
             ahead: StreamsAhead::default(),
             hunt: None,
+            left: None,
             due_at: None,
             orphans: VecDeque::new(),
             server: None,
@@ -223,6 +227,7 @@ impl Desk {
         }
         self.pursue_overdue();
         self.pursue_hunt();
+        self.pursue_left();
         if count == 0 && self.prepare_at.is_some_and(|at| at <= Instant::now()) {
             self.prepare_at = None;
             self.pool.make_spare(&self.epoll);
@@ -236,7 +241,9 @@ impl Desk {
             return EpollTimeout::ZERO;
         }
         let hunt = self.hunt.as_ref().map(|hunt| hunt.pass_at);
-        let Some(until) = until.into_iter().chain(hunt).chain(self.due_at).chain(self.prepare_at).min() else {
+        let left = self.left.as_ref().map(|left| left.pass_at);
+        let Some(until) = until.into_iter().chain(hunt).chain(left).chain(self.due_at).chain(self.prepare_at).min()
+        else {
             return EpollTimeout::NONE;
         };
         let wait = until.saturating_duration_since(Instant::now());

@@ -227,7 +227,9 @@ impl Helper<'_> {
                 | ToKeeper::RemoveSpill { .. }
                 | ToKeeper::Release { .. }
                 | ToKeeper::Ready
-                | ToKeeper::Drained,
+                | ToKeeper::Drained
+                | ToKeeper::EndLeft { .. }
+                | ToKeeper::ReopenSpill { .. },
             )
             | Err(_) => self.keeper_gone(),
         }

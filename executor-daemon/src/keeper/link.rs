@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::{
-    protocol::{FromKeeper, Identity, SpawnSpec, ToKeeper, VERSION},
+    protocol::{FromKeeper, Identity, LeftShell, SpawnSpec, ToKeeper, VERSION, Verdict},
     wire::{self, Frame, Packet},
 };
 use crate::ids::ProcessHandle;
@@ -42,6 +42,19 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct KeeperLink {
     inner: Arc<Inner>,
+}
+
+/// A [`KeeperLink`] that does not keep the link open.
+#[derive(Debug)]
+pub(crate) struct WeakLink {
+    inner: Weak<Inner>,
+}
+
+impl WeakLink {
+    /// The link, as long as somebody else keeps it open.
+    pub(crate) fn upgrade(&self) -> Option<KeeperLink> {
+        Some(KeeperLink { inner: self.inner.upgrade()? })
+    }
 }
 
 #[derive(Debug)]
@@ -127,6 +140,11 @@ impl KeeperLink {
             return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
         }
         Ok(Greeted { socket, keeper, identities, listeners: hello.fds, server_settings })
+    }
+
+    /// The same, not keeping it open.
+    pub(crate) fn downgrade(&self) -> WeakLink {
+        WeakLink { inner: Arc::downgrade(&self.inner) }
     }
 
     /// Who commands may run as; index 0 is the default.
@@ -246,6 +264,34 @@ impl KeeperLink {
         });
         let lost = |_dropped| io::Error::new(io::ErrorKind::BrokenPipe, "the keeper is lost");
         answer.await.map_err(lost)?
+    }
+
+    /// Opens a spill file that [`KeeperLink::open_spill`] named for reading; its directory may be closed to this process.
+    ///
+    /// # Errors
+    /// ENOENT for a path that is none of the keeper's; what the file system answered; EMFILE when this process has too many
+    /// descriptors open to take the file.
+    pub async fn reopen_spill(&self, path: PathBuf) -> io::Result<OwnedFd> {
+        let answer = self.shared().ask(Vec::new(), |state| {
+            let (answer, answered) = oneshot::channel();
+            state.reopening.entry(()).or_default().push_back(answer);
+            (ToKeeper::ReopenSpill { path }, answered)
+        });
+        let lost = |_dropped| io::Error::new(io::ErrorKind::BrokenPipe, "the keeper is lost");
+        answer.await.map_err(lost)?
+    }
+
+    /// Ends what is alive of the sessions of shells that a keeper before this one started, as far as it is proven to be
+    /// theirs, and says what became of each, by its number. Takes about as long as `limit` at most. Nothing is known when the
+    /// keeper is lost meanwhile: the answer is empty then. One question at a time: the answer to one before is empty, too.
+    pub async fn end_left(&self, shells: Vec<LeftShell>, limit: Duration) -> Vec<(i64, Verdict)> {
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let answer = self.shared().ask(Vec::new(), |state| {
+            let (answer, answered) = oneshot::channel();
+            state.left = Some(answer);
+            (ToKeeper::EndLeft { shells, limit_ms }, answered)
+        });
+        answer.await.unwrap_or_default()
     }
 
     /// Removes a spill file.

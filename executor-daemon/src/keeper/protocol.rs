@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ProcessHandle;
 
 /// Version of the messages below.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 3;
 
 /// Who commands may run as. The keeper knows a fixed list, read at start, and takes no other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +79,35 @@ pub struct ProcessEntry {
     pub pid: u32,
     /// Arguments joined by spaces, at most 256 bytes.
     pub command_line: Vec<u8>,
+}
+
+/// A shell that a keeper before this one started, as an engine has recorded it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftShell {
+    /// The engine's name for it.
+    pub number: i64,
+    /// Its pid, which is also the number of the session that it led.
+    pub pid: u32,
+    /// Field 22 of its `/proc/PID/stat`: ticks since the boot. `None`: not recorded, so nothing can be proven.
+    pub started: Option<u64>,
+}
+
+/// What became of the processes of such a shell's session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// None was alive.
+    Gone,
+    /// These were killed, and none is alive.
+    Ended(Vec<u32>),
+    /// These were killed and are not gone yet.
+    Survive(Vec<u32>),
+    /// Something may be alive that could not be proven ours, or not be signalled: nothing is claimed.
+    Unverified {
+        /// What may be ours.
+        pids: Vec<u32>,
+        /// Why it was left alone.
+        why: String,
+    },
 }
 
 /// From the engine's process to the keeper.
@@ -150,6 +179,20 @@ pub enum ToKeeper {
     Ready,
     /// The server has drained and will exit.
     Drained,
+    /// End what is alive of the sessions of these shells, of processes that are proven theirs and run as an identity that
+    /// commands may have. Answered by [`FromKeeper::LeftEnded`]; a question that comes before the answer takes its place.
+    EndLeft {
+        /// Which. None of them was started by this keeper.
+        shells: Vec<LeftShell>,
+        /// About how many milliseconds it may take.
+        limit_ms: u64,
+    },
+    /// Open a spill file for reading that [`FromKeeper::SpillOpened`] once named: its directory may be closed to the engine's
+    /// process. Answered by [`FromKeeper::SpillReopened`], in the order of the questions.
+    ReopenSpill {
+        /// Its path.
+        path: PathBuf,
+    },
 }
 
 /// From the keeper to the engine's process.
@@ -263,6 +306,16 @@ pub enum FromKeeper {
     },
     /// The daemon was told to stop: take no more, end everything, then say [`ToKeeper::Drained`].
     Drain,
+    /// The answer to [`ToKeeper::EndLeft`].
+    LeftEnded {
+        /// What became of each, by the engine's number.
+        verdicts: Vec<(i64, Verdict)>,
+    },
+    /// The answer to [`ToKeeper::ReopenSpill`]. Descriptor: the file, where there is no error.
+    SpillReopened {
+        /// The kernel's answer, when it could not be opened.
+        errno: Option<i32>,
+    },
 }
 
 /// How far a command has come.

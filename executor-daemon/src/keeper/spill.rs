@@ -94,17 +94,28 @@ impl Spills {
         }
     }
 
+    /// Opens a spill file for reading.
+    ///
+    /// # Errors
+    /// ENOENT for a path that is not one of ours; what the file system answers.
+    pub(super) fn reopen(&self, path: &Path) -> io::Result<OwnedFd> {
+        let (directory, name) = self.find(path).ok_or(Errno::ENOENT)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        Ok(openat(directory.held.as_fd(), name, flags, Mode::empty())?)
+    }
+
     /// Removes a spill file; anything that is not one of ours stays.
     pub(super) fn remove(&self, path: &Path) {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-            return;
-        };
-        if let Some(directory) = self.all().find(|directory| directory.path == parent)
-            && is_ours(name)
-        {
+        if let Some((directory, name)) = self.find(path) {
             // That it is gone already is as good.
             let _ = unlinkat(&directory.held, name, UnlinkatFlags::NoRemoveDir);
         }
+    }
+
+    /// The directory and the name of a path, if it is one of ours.
+    fn find<'a>(&self, path: &'a Path) -> Option<(&Directory, &'a str)> {
+        let name = path.file_name()?.to_str().filter(|name| is_ours(name))?;
+        Some((self.all().find(|directory| Some(directory.path.as_path()) == path.parent())?, name))
     }
 
     /// Removes all spill files but these: whose the others were is not known any more.
@@ -201,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_spill_files_are_removed_and_swept() {
+    fn only_spill_files_are_opened_removed_and_swept() {
         let root = tempfile::tempdir().expect("temporary directory");
         let mut spills = Spills::open(root.path(), &[own(false)]).expect("made");
         let (_, first) = spills.open_file(&own(false), "bash-1.stdout").expect("made");
@@ -212,12 +223,20 @@ mod tests {
         let victim = elsewhere.path().join("x.0123456789abcdef");
         fs::write(&victim, "safe").expect("written");
 
+        for path in [&stranger, &victim, &root.path().join("none.0123456789abcdef")] {
+            let refused = spills.reopen(path).expect_err("not one of ours");
+            assert_eq!(refused.kind(), io::ErrorKind::NotFound, "{}", path.display());
+        }
+        let reopened = fs::File::from(spills.reopen(&first).expect("one of ours"));
+        let inode = |metadata: fs::Metadata| std::os::unix::fs::MetadataExt::ino(&metadata);
+        assert_eq!(inode(reopened.metadata().expect("open")), inode(fs::metadata(&first).expect("there")));
         spills.remove(&stranger);
         spills.remove(&victim);
         spills.remove(&root.path().join("..").join(victim.strip_prefix("/").expect("absolute")));
         spills.remove(&first);
         assert!(stranger.exists() && victim.exists() && second.exists() && !first.exists());
         symlink(&victim, root.path().join("x.0123456789abcdef")).expect("linked");
+        spills.reopen(&root.path().join("x.0123456789abcdef")).expect_err("links are not followed");
         let (_, third) = spills.open_file(&own(false), "bash-2.stdout").expect("made");
         spills.sweep(std::slice::from_ref(&third));
         assert!(stranger.exists() && victim.exists() && third.exists() && !second.exists());

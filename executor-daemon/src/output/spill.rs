@@ -18,7 +18,7 @@ use std::{
         fd::OwnedFd,
         unix::{
             ffi::OsStrExt,
-            fs::{FileExt, MetadataExt, OpenOptionsExt},
+            fs::{FileExt, MetadataExt},
         },
     },
     path::{Path, PathBuf},
@@ -28,10 +28,9 @@ use std::{
 
 use bytes::Bytes;
 use executor_proto::types::Spill as SpillFact;
-use nix::fcntl::OFlag;
 use tokio::{sync::watch, task, time};
 
-use super::{KeptSpill, Progress, StreamFiles, ring::Ring};
+use super::{KeptSpill, Progress, ReopenSpill, StreamFiles, ring::Ring};
 
 /// Bytes written by one visit to a thread that may block.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -68,19 +67,21 @@ struct Made {
 pub(super) struct Spill {
     state: watch::Sender<State>,
     max_bytes: u64,
+    spills: Arc<dyn ReopenSpill>,
     made: OnceLock<Made>,
     /// Open while it is written and until the stream is compacted.
     file: Mutex<Option<Arc<File>>>,
 }
 
 impl Spill {
-    pub(super) fn new(max_bytes: u64) -> Self {
-        Self { state: watch::Sender::new(State::Idle), max_bytes, made: OnceLock::new(), file: Mutex::new(None) }
+    pub(super) fn new(max_bytes: u64, spills: Arc<dyn ReopenSpill>) -> Self {
+        let (state, made, file) = (watch::Sender::new(State::Idle), OnceLock::new(), Mutex::new(None));
+        Self { state, max_bytes, spills, made, file }
     }
 
     /// That of a stream that is closed, as a process before this one left it.
-    pub(super) fn recalled(max_bytes: u64, kept: Option<KeptSpill>) -> Self {
-        let spill = Self::new(max_bytes);
+    pub(super) fn recalled(max_bytes: u64, spills: Arc<dyn ReopenSpill>, kept: Option<KeptSpill>) -> Self {
+        let spill = Self::new(max_bytes, spills);
         if let Some(KeptSpill { path, identity, held }) = kept {
             spill.made.get_or_init(|| Made { path, identity });
             spill.state.send_replace(State::Done(held));
@@ -248,8 +249,8 @@ impl Spill {
         };
         let made = self.made.get()?;
         let (path, known) = (made.path.clone(), made.identity);
-        let file = self.file();
-        let there = task::spawn_blocking(move || is_there(&path, known, file.as_deref(), held)).await;
+        let file = self.open().await.ok()?;
+        let there = task::spawn_blocking(move || is_there(&path, known, &file, held)).await;
         let cut_at = (total > held).then_some(held);
         there
             .is_ok_and(|there| there)
@@ -266,16 +267,26 @@ impl Spill {
         if length == 0 {
             return None;
         }
-        let made = self.made.get()?;
-        let (path, known) = (made.path.clone(), made.identity);
-        let file = self.file();
+        let file = self.open().await.ok()?;
         let read = task::spawn_blocking(move || {
-            let file = file.map_or_else(|| reopen(&path, known), Ok)?;
             let mut bytes = vec![0; length];
             file.read_exact_at(&mut bytes, offset)?;
             io::Result::Ok(Bytes::from(bytes))
         });
         read.await.ok()?.ok()
+    }
+
+    /// The file: open still, or opened again. Cancel-safe.
+    async fn open(&self) -> io::Result<Arc<File>> {
+        if let Some(file) = self.file() {
+            return Ok(file);
+        }
+        let made = self.made.get().ok_or(io::ErrorKind::NotFound)?;
+        let file = File::from(self.spills.reopen(made.path.clone()).await?);
+        if identity(&file.metadata()?) != made.identity {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "another file has its path"));
+        }
+        Ok(Arc::new(file))
     }
 
     fn file(&self) -> Option<Arc<File>> {
@@ -329,25 +340,15 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 /// Whether the path still leads to the file that was written, with all of it.
-fn is_there(path: &Path, known: (u64, u64), file: Option<&File>, held: u64) -> bool {
+fn is_there(path: &Path, known: (u64, u64), file: &File, held: u64) -> bool {
     let metadata = match path.symlink_metadata() {
         // Its directory is closed to this process: the open file says whether it is linked at all.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match file.map(File::metadata) {
-            Some(Ok(metadata)) => metadata,
-            Some(Err(_)) => return false,
-            None => return true,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match file.metadata() {
+            Ok(metadata) => metadata,
+            Err(_) => return false,
         },
         Err(_) => return false,
         Ok(metadata) => metadata,
     };
     metadata.nlink() > 0 && identity(&metadata) == known && metadata.len() >= held
-}
-
-fn reopen(path: &Path, known: (u64, u64)) -> io::Result<Arc<File>> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if identity(&file.metadata()?) != known {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "another file has its path"));
-    }
-    Ok(Arc::new(file))
 }

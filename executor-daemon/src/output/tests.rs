@@ -59,6 +59,16 @@ enum Opener {
     Unheld,
 }
 
+/// Opens what lies at the path.
+#[derive(Debug)]
+struct ByPath;
+
+impl ReopenSpill for ByPath {
+    fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>> {
+        Box::pin(async move { Ok(File::open(path)?.into()) })
+    }
+}
+
 impl StreamFiles for Opener {
     fn hold<'a>(&'a self, _file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
         Box::pin(
@@ -93,7 +103,8 @@ fn spill_in_dir() -> Opener {
 fn start(opener: Opener, tail_bytes: u64, max_spill_bytes: u64) -> (Arc<Stream>, PipeWriter, Arc<Opener>) {
     let (read, write) = io::pipe().unwrap();
     let ring_bytes = ring_bytes(tail_bytes);
-    let options = StreamOptions { name: StreamName::Stdout, tail_bytes, ring_bytes, max_spill_bytes };
+    let options =
+        StreamOptions { name: StreamName::Stdout, tail_bytes, ring_bytes, max_spill_bytes, spills: Arc::new(ByPath) };
     let opener = Arc::new(opener);
     let stream = Stream::start(read.into(), options, Arc::<Opener>::clone(&opener)).unwrap();
     (stream, write, opener)

@@ -186,7 +186,9 @@ async fn nothing_survives_a_killed_keeper() {
     let event = tokio::time::timeout(LIMIT, command.spawned.events.recv()).await.expect("told in time");
     assert_eq!(event, None, "a lost keeper reports nothing");
     keeper.link.drain_requested().await;
-    assert_eq!(command.end(GRACE).await, [shell], "without a keeper there is no proof");
+    let survivors = command.end(GRACE).await;
+    // The helper may have said before that nothing is left; without it there is no proof.
+    assert!(survivors == [shell] || survivors.is_empty() && !alive(shell) && !alive(pid), "{survivors:?}");
     keeper.link.spawn(keeper.link.new_handle(), spec("true"), None, None).await.expect_err("nobody can start it");
     let gone = [shell, pid, killer];
     eventually("everything is gone", || !gone.iter().any(|pid| alive(*pid))).await;

@@ -1,5 +1,5 @@
 //! What becomes of a command whose helper has died: its processes have come to this process, which ends them, and tells what
-//! the helper cannot tell any more.
+//! the helper cannot tell any more. And what a keeper before this one has left ([`super::super::left`]).
 
 use std::time::{Duration, Instant};
 
@@ -134,6 +134,15 @@ impl Desk {
         } else if answer {
             let survivors: Vec<u32> = strangers.iter().map(|pid| pid.unsigned_abs()).collect();
             bereaved.into_iter().for_each(|handle| self.answer_owed(handle, &survivors));
+        }
+    }
+
+    /// Ends what a keeper before this one has left; says what became of it when that is known.
+    pub(super) fn pursue_left(&mut self) {
+        let Some(left) = self.left.as_mut().filter(|left| left.pass_at <= Instant::now()) else { return };
+        if let Some(verdicts) = left.pass() {
+            self.left = None;
+            self.tell(&FromKeeper::LeftEnded { verdicts }, Vec::new());
         }
     }
 

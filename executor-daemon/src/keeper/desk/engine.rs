@@ -84,6 +84,7 @@ impl Desk {
             link.close(&self.epoll);
         }
         self.pool.forget_listener();
+        self.left = None;
         for command in self.commands.values_mut() {
             (command.owed_ends, command.owed_lists) = (0, 0);
         }

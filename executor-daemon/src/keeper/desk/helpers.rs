@@ -72,7 +72,9 @@ impl Desk {
             | FromKeeper::Carried { .. }
             | FromKeeper::SpillOpened { .. }
             | FromKeeper::SpillFailed { .. }
-            | FromKeeper::Drain => return,
+            | FromKeeper::Drain
+            | FromKeeper::LeftEnded { .. }
+            | FromKeeper::SpillReopened { .. } => return,
         };
         let heard = self.pool.is_listened_to(token);
         if over {

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    path::Path,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -18,6 +19,7 @@ use super::{
 use crate::{
     ids::ProcessHandle,
     keeper::{
+        left::Search,
         protocol::{FromKeeper, SpawnSpec, Stage, Stream, ToKeeper},
         streams::Streams,
         wire::{Frame, Packet},
@@ -71,6 +73,11 @@ impl Desk {
             }
             ToKeeper::Ready => self.notices.push(Notice::Ready),
             ToKeeper::Drained => self.notices.push(Notice::Drained),
+            ToKeeper::EndLeft { shells, limit_ms } => {
+                let users = self.pool.context().identities.iter().map(|identity| identity.uid).collect();
+                self.left = Some(Search::new(&shells, users, Duration::from_millis(limit_ms)));
+            }
+            ToKeeper::ReopenSpill { path } => self.reopen_spill(&path),
         }
     }
 
@@ -135,6 +142,16 @@ impl Desk {
         self.commands.insert(handle, command);
         self.look_at(due);
         Ok(())
+    }
+
+    fn reopen_spill(&mut self, path: &Path) {
+        match self.spills.reopen(path) {
+            Ok(file) => self.tell(&FromKeeper::SpillReopened { errno: None }, vec![Rc::new(file)]),
+            Err(error) => {
+                let errno = Some(error.raw_os_error().unwrap_or(libc::EIO));
+                self.tell(&FromKeeper::SpillReopened { errno }, Vec::new());
+            }
+        }
     }
 
     fn open_spill(&mut self, handle: ProcessHandle, stream: Stream, prefix: &str) {

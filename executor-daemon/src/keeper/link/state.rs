@@ -21,7 +21,7 @@ use super::{Carried, ProcessEvent, Spawned, receive, watched};
 use crate::{
     ids::ProcessHandle,
     keeper::{
-        protocol::{FromKeeper, Life, ProcessEntry, Stage, Stream, ToKeeper},
+        protocol::{FromKeeper, Life, ProcessEntry, Stage, Stream, ToKeeper, Verdict},
         wire::{Frame, Packet},
     },
 };
@@ -73,6 +73,9 @@ pub(super) struct State {
     pub(super) ending: Waiting<ProcessHandle, Vec<u32>>,
     pub(super) listing: Waiting<ProcessHandle, Vec<ProcessEntry>>,
     pub(super) spilling: Waiting<(ProcessHandle, Stream), SpillFile>,
+    pub(super) reopening: Waiting<(), io::Result<OwnedFd>>,
+    /// The one question of its kind that was asked last.
+    pub(super) left: Option<oneshot::Sender<Vec<(i64, Verdict)>>>,
     events: HashMap<ProcessHandle, Events>,
     /// Ends that a helper has told before the keeper's word of the start was here, in order.
     early: HashMap<ProcessHandle, Vec<(ProcessEvent, bool)>>,
@@ -98,6 +101,8 @@ impl State {
         self.ending.clear();
         self.listing.clear();
         self.spilling.clear();
+        self.reopening.clear();
+        self.left = None;
         self.events.clear();
         self.early.clear();
     }
@@ -113,6 +118,8 @@ impl Shared {
             ending: HashMap::new(),
             listing: HashMap::new(),
             spilling: HashMap::new(),
+            reopening: HashMap::new(),
+            left: None,
             events: HashMap::new(),
             early: HashMap::new(),
             alive: HashMap::new(),
@@ -254,6 +261,21 @@ impl Shared {
             }
             FromKeeper::SpillFailed { handle, stream, errno } => {
                 answer(&mut state.spilling, (handle, stream), Err(io::Error::from_raw_os_error(errno)));
+            }
+            FromKeeper::LeftEnded { verdicts } => {
+                if let Some(answer) = state.left.take() {
+                    // Whoever asked may be gone.
+                    let _ = answer.send(verdicts);
+                }
+            }
+            FromKeeper::SpillReopened { errno } => {
+                let opened = match (errno, packet.into_parts().1.into_iter().next()) {
+                    (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+                    (None, Some(file)) => Ok(file),
+                    // It was lost on the way: too many are open here.
+                    (None, None) => Err(Errno::EMFILE.into()),
+                };
+                answer(&mut state.reopening, (), opened);
             }
             FromKeeper::Drain => {
                 self.drain.send_replace(true);

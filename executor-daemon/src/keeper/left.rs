@@ -1,11 +1,14 @@
-//! What a dead keeper left: processes of recorded commands that nobody owns any more. They are ended where they are proven to
-//! be ours, and named where they are not.
+//! What a dead keeper left: processes of commands that an engine has recorded and nobody owns any more. They are ended where
+//! they are proven to be ours, and named where they are not.
 //!
 //! The proof, for a shell: its pid and its start time in the same boot and pid namespace, looked at again after a pidfd
 //! was opened; the signal goes through that. For others: they are in the session of a shell that is proven and has not been
 //! reaped, whose number therefore names that session only. The shell is stopped first and killed last, so that this
 //! stays true. Of a shell that is gone, the session's number proves it only if no number was given out twice since the boot:
 //! fewer processes were started than there are numbers. What has left the session (`setsid`) is not found here.
+//!
+//! What was recorded is the engine's word, and the engine faces the network. So nothing is signalled whose user is not one that
+//! commands run as: an engine that lies reaches nothing here that a command of its could not.
 //!
 //! ```text
 //!   shell proven ─► stopped ─► the others killed, until there are none ─► killed ─► ended
@@ -16,35 +19,16 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::record::{RecordedStart, StartNumber, World};
+use super::protocol::{LeftShell, Verdict};
 
-/// Longest pause between two looks.
-const PAUSE_MS: u16 = 20;
-
-/// What became of the processes of one start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// None was alive.
-    Gone,
-    /// These were killed, and none is alive.
-    Ended(Vec<u32>),
-    /// These were killed and are not gone yet.
-    Survive(Vec<u32>),
-    /// Something may be alive that could not be proven ours, or not be signalled: nothing is claimed.
-    Unverified {
-        /// What may be ours.
-        pids: Vec<u32>,
-        /// Why it was left alone.
-        why: String,
-    },
-}
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A process as `/proc` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,13 +85,35 @@ fn numbers_are_unique() -> bool {
     started.zip(numbers).is_some_and(|(started, numbers)| started < numbers)
 }
 
-/// How a pidfd is opened; tests let it fail.
-type Open<'a> = &'a dyn Fn(Pid) -> io::Result<OwnedFd>;
+/// The user that a process was started by.
+fn user(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
+}
 
-/// One start whose processes are looked after.
+/// What is asked of the host; tests answer otherwise.
+#[derive(Debug, Clone, Copy)]
+struct Host {
+    open: fn(Pid) -> io::Result<OwnedFd>,
+    numbers_are_unique: fn() -> bool,
+}
+
+/// A search for what was left, made in passes between which the keeper does its other work.
+#[derive(Debug)]
+pub(super) struct Search {
+    cases: Vec<Case>,
+    /// Who commands run as.
+    users: Vec<u32>,
+    host: Host,
+    until: Instant,
+    /// When the next pass is due.
+    pub(super) pass_at: Instant,
+}
+
+/// One shell whose processes are looked after.
 #[derive(Debug)]
 struct Case {
-    number: StartNumber,
+    number: i64,
     shell: i32,
     /// `None`: not recorded, so nothing can be proven.
     started: Option<u64>,
@@ -116,57 +122,42 @@ struct Case {
     verdict: Option<Verdict>,
 }
 
-/// Ends what is alive of starts of other keepers, and says of each what became of it. Takes at most about `limit`; blocks.
-/// Starts of this keeper, and those from before the host or the container was started again, are not looked at.
-pub(crate) fn end(starts: &[RecordedStart], limit: Duration) -> Vec<(StartNumber, Verdict)> {
-    end_with(starts, limit, &|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?), &numbers_are_unique)
-}
-
-fn end_with(
-    starts: &[RecordedStart],
-    limit: Duration,
-    open: Open<'_>,
-    unique: &dyn Fn() -> bool,
-) -> Vec<(StartNumber, Verdict)> {
-    let until = Instant::now() + limit;
-    let mut cases: Vec<Case> = starts.iter().filter_map(Case::new).collect();
-    while cases.iter().any(|case| case.verdict.is_none()) {
-        let sessions = walk();
-        let mut signalled = Vec::new();
-        for case in cases.iter_mut().filter(|case| case.verdict.is_none()) {
-            let session = sessions.get(&case.shell).map_or(&[][..], Vec::as_slice);
-            case.step(session, open, unique, &mut signalled);
-        }
-        if Instant::now() >= until {
-            cases.iter_mut().for_each(Case::give_up);
-            break;
-        }
-        if !signalled.is_empty() {
-            let mut fds: Vec<_> =
-                signalled.iter().map(|fd: &OwnedFd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-            // Only a pause: the next look tells what is gone.
-            let _ = poll(&mut fds, PollTimeout::from(PAUSE_MS));
-        }
+impl Search {
+    /// Begins to end what is alive of these shells' sessions, of processes of these users; for about `limit`.
+    pub(super) fn new(shells: &[LeftShell], users: Vec<u32>, limit: Duration) -> Self {
+        let host = Host { open: |pid| Ok(pidfd_open(pid, PidfdFlags::empty())?), numbers_are_unique };
+        let now = Instant::now();
+        Self { cases: shells.iter().filter_map(Case::new).collect(), users, host, until: now + limit, pass_at: now }
     }
-    cases.into_iter().filter_map(|case| Some((case.number, case.verdict?))).collect()
+
+    /// One pass. Returns what became of each shell's processes, by its number, when that is known of all.
+    pub(super) fn pass(&mut self) -> Option<Vec<(i64, Verdict)>> {
+        let sessions = if self.cases.is_empty() { HashMap::new() } else { walk() };
+        let late = Instant::now() >= self.until;
+        for case in self.cases.iter_mut().filter(|case| case.verdict.is_none()) {
+            let session = sessions.get(&case.shell).map_or(&[][..], Vec::as_slice);
+            case.step(session, &self.users, self.host);
+            if late {
+                case.give_up();
+            }
+        }
+        if self.cases.iter().any(|case| case.verdict.is_none()) {
+            self.pass_at = Instant::now() + PAUSE;
+            return None;
+        }
+        Some(self.cases.drain(..).filter_map(|case| Some((case.number, case.verdict?))).collect())
+    }
 }
 
 impl Case {
-    fn new(start: &RecordedStart) -> Option<Self> {
-        let started = start.started.as_ref()?;
-        let shell = i32::try_from(started.pid).ok().filter(|pid| *pid > 1)?;
-        (start.world == World::SamePids).then_some(Self {
-            number: start.number,
-            shell,
-            started: started.pid_started,
-            stopped: false,
-            killed: BTreeSet::new(),
-            verdict: None,
-        })
+    fn new(left: &LeftShell) -> Option<Self> {
+        let shell = i32::try_from(left.pid).ok().filter(|pid| *pid > 1)?;
+        let (number, started) = (left.number, left.started);
+        Some(Self { number, shell, started, stopped: false, killed: BTreeSet::new(), verdict: None })
     }
 
     /// One look at the session and what follows from it.
-    fn step(&mut self, session: &[Seen], open: Open<'_>, unique: &dyn Fn() -> bool, signalled: &mut Vec<OwnedFd>) {
+    fn step(&mut self, session: &[Seen], users: &[u32], host: Host) {
         // Whoever has the number now, in whatever session.
         let shell = look(self.shell);
         let others: Vec<Seen> = session.iter().filter(|seen| seen.pid != self.shell && !seen.zombie).copied().collect();
@@ -189,33 +180,32 @@ impl Case {
         }
         match shell {
             None if others.is_empty() => self.over(),
-            None if unique() => self.kill(&others, open, signalled),
+            None if (host.numbers_are_unique)() => self.kill(&others, users, host),
             None => self.unverified(&others, "their shell is gone, and its number may have been used again".to_owned()),
             Some(shell) if shell.session != self.shell => {
                 self.unverified(&[shell], "the shell does not lead a session".to_owned());
             }
             Some(shell) if others.is_empty() && shell.zombie => self.over(),
-            Some(shell) if others.is_empty() => self.kill(&[shell], open, signalled),
+            Some(shell) if others.is_empty() => self.kill(&[shell], users, host),
             Some(shell) => {
                 if !shell.zombie && !self.stopped {
                     self.stopped = true;
-                    if let Err(why) = signal(shell, Signal::STOP, open) {
+                    if let Err(why) = signal(shell, Signal::STOP, users, host) {
                         return self.unverified(&[shell], why);
                     }
                 }
-                self.kill(&others, open, signalled);
+                self.kill(&others, users, host);
             }
         }
     }
 
-    fn kill(&mut self, all: &[Seen], open: Open<'_>, signalled: &mut Vec<OwnedFd>) {
+    fn kill(&mut self, all: &[Seen], users: &[u32], host: Host) {
         for seen in all {
-            match signal(*seen, Signal::KILL, open) {
-                Ok(Some(pidfd)) => {
+            match signal(*seen, Signal::KILL, users, host) {
+                Ok(true) => {
                     self.killed.insert(pid_of(*seen));
-                    signalled.push(pidfd);
                 }
-                Ok(None) => {}
+                Ok(false) => {}
                 Err(why) => return self.unverified(all, why),
             }
         }
@@ -248,24 +238,31 @@ fn pid_of(seen: Seen) -> u32 {
     seen.pid.unsigned_abs()
 }
 
-/// Signals the process that was seen, if it is still the same one behind an open pidfd. `None`: it is gone.
-fn signal(seen: Seen, signal: Signal, open: Open<'_>) -> Result<Option<OwnedFd>, String> {
+/// Signals the process that was seen, if it is still the same one behind an open pidfd, and of one of these users. False: it
+/// is gone.
+fn signal(seen: Seen, signal: Signal, users: &[u32], host: Host) -> Result<bool, String> {
     let Some(pid) = Pid::from_raw(seen.pid).filter(|pid| seen.pid > 1 && *pid != getpid()) else {
         return Err(format!("pid {} is never signalled", seen.pid));
     };
     let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ESRCH);
-    let pidfd = match open(pid) {
+    let pidfd = match (host.open)(pid) {
         Ok(pidfd) => pidfd,
-        Err(error) if gone(&error) => return Ok(None),
+        Err(error) if gone(&error) => return Ok(false),
         Err(error) => return Err(format!("pid {} could not be opened: {error}", seen.pid)),
     };
+    let user = user(seen.pid);
     // The number could have changed hands before it was opened; behind the descriptor it cannot any more.
     if look(seen.pid).is_none_or(|now| (now.started, now.session) != (seen.started, seen.session)) {
-        return Ok(None);
+        return Ok(false);
+    }
+    match user {
+        Some(user) if users.contains(&user) => {}
+        Some(user) => return Err(format!("pid {} is of uid {user}, as which no command runs", seen.pid)),
+        None => return Err(format!("it cannot be told whose pid {} is", seen.pid)),
     }
     match pidfd_send_signal(&pidfd, signal).map_err(io::Error::from) {
-        Ok(()) => Ok(Some(pidfd)),
-        Err(error) if gone(&error) => Ok(None),
+        Ok(()) => Ok(true),
+        Err(error) if gone(&error) => Ok(false),
         Err(error) => Err(format!("pid {} could not be signalled: {error}", seen.pid)),
     }
 }
@@ -278,10 +275,7 @@ mod tests {
         process::{Child, Command, Stdio},
     };
 
-    use super::{
-        super::{Account, Kind, Start, Started},
-        *,
-    };
+    use super::*;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
@@ -300,27 +294,24 @@ mod tests {
         (child, pid, line.trim().to_owned())
     }
 
-    fn recorded(number: i64, pid: u32, pid_started: Option<u64>) -> RecordedStart {
-        let start = Start {
-            account: Account { tenant: "t".into(), owner: None },
-            key: "k".into(),
-            kind: Kind::Task,
-            digest: [0; 32],
-            command: Vec::new(),
-            workdir: Vec::new(),
-            timeout_ms: 1.0,
-            begun_at_ms: 1,
-            handle: None,
-        };
-        RecordedStart {
-            number: StartNumber(number),
-            world: World::SamePids,
-            start,
-            started: Some(Started { id: format!("bash-{number}"), handle: 1, pid, pid_started, at_ms: 1 }),
-            asked_to_end: Vec::new(),
-            ended: None,
-            told: false,
-            read: None,
+    fn left(number: i64, pid: u32, started: Option<u64>) -> LeftShell {
+        LeftShell { number, pid, started }
+    }
+
+    fn own_user() -> Vec<u32> {
+        vec![nix::unistd::getuid().as_raw()]
+    }
+
+    fn end(shells: &[LeftShell]) -> Vec<(i64, Verdict)> {
+        end_by(Search::new(shells, own_user(), LIMIT))
+    }
+
+    fn end_by(mut search: Search) -> Vec<(i64, Verdict)> {
+        loop {
+            if let Some(verdicts) = search.pass() {
+                return verdicts;
+            }
+            std::thread::sleep(search.pass_at.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -334,17 +325,17 @@ mod tests {
         let (mut stranger, stranger_pid, _) = shell("echo; while :; do sleep 300; done");
         let other: u32 = other.parse().unwrap();
         let start = start_time(pid).unwrap();
-        let verdicts = end(&[recorded(1, pid, Some(start))], LIMIT);
-        let [(StartNumber(1), Verdict::Ended(killed))] = &verdicts[..] else { panic!("{verdicts:?}") };
+        let verdicts = end(&[left(1, pid, Some(start))]);
+        let [(1, Verdict::Ended(killed))] = &verdicts[..] else { panic!("{verdicts:?}") };
         assert!(killed.contains(&pid) && killed.contains(&other), "{killed:?}");
         assert!(!runs(pid) && !runs(other));
         assert!(runs(stranger_pid));
         ours.wait().unwrap();
         // Nothing of it is there the second time.
-        assert_eq!(end(&[recorded(1, pid, Some(start))], LIMIT), [(StartNumber(1), Verdict::Gone)]);
+        assert_eq!(end(&[left(1, pid, Some(start))]), [(1, Verdict::Gone)]);
         // A number that somebody else has by now.
         let wrong = start_time(stranger_pid).unwrap() - 1;
-        assert_eq!(end(&[recorded(2, stranger_pid, Some(wrong))], LIMIT), [(StartNumber(2), Verdict::Gone)]);
+        assert_eq!(end(&[left(2, stranger_pid, Some(wrong))]), [(2, Verdict::Gone)]);
         assert!(runs(stranger_pid));
         stranger.kill().unwrap();
         stranger.wait().unwrap();
@@ -356,36 +347,37 @@ mod tests {
         let start = start_time(pid).unwrap();
         let other: u32 = other.parse().unwrap();
         ours.wait().unwrap();
-        let open: Open<'_> = &|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?);
-        let [(_, Verdict::Unverified { pids, .. })] =
-            &end_with(&[recorded(1, pid, Some(start))], LIMIT, open, &|| false)[..]
-        else {
-            panic!("it is not proven")
+        let search = |unique| {
+            let search = Search::new(&[left(1, pid, Some(start))], own_user(), LIMIT);
+            Search { host: Host { numbers_are_unique: unique, ..search.host }, ..search }
         };
+        let verdicts = end_by(search(|| false));
+        let [(_, Verdict::Unverified { pids, .. })] = &verdicts[..] else { panic!("it is not proven: {verdicts:?}") };
         assert_eq!((&pids[..], runs(other)), (&[other][..], true));
-        let verdicts = end_with(&[recorded(1, pid, Some(start))], LIMIT, open, &|| true);
-        assert_eq!(verdicts, [(StartNumber(1), Verdict::Ended(vec![other]))]);
+        assert_eq!(end_by(search(|| true)), [(1, Verdict::Ended(vec![other]))]);
         assert!(!runs(other));
     }
 
     #[test]
     fn what_cannot_be_proven_or_opened_is_left_alone_and_said() {
         let (mut child, pid, _) = shell("echo; exec sleep 300");
-        let [(_, Verdict::Unverified { pids, why })] = &end(&[recorded(1, pid, None)], LIMIT)[..] else {
+        let [(_, Verdict::Unverified { pids, why })] = &end(&[left(1, pid, None)])[..] else {
             panic!("no start time proves nothing")
         };
         assert_eq!((&pids[..], why.as_str()), (&[pid][..], "no start time was recorded"));
-        let refused: Open<'_> = &|_| Err(io::Error::from_raw_os_error(libc::EMFILE));
-        let verdicts = end_with(&[recorded(1, pid, start_time(pid))], LIMIT, refused, &|| true);
+        let search = Search::new(&[left(1, pid, start_time(pid))], own_user(), LIMIT);
+        let host = Host { open: |_| Err(io::Error::from_raw_os_error(libc::EMFILE)), ..search.host };
+        let verdicts = end_by(Search { host, ..search });
         let [(_, Verdict::Unverified { pids, why })] = &verdicts[..] else { panic!("{verdicts:?}") };
         assert_eq!(&pids[..], [pid]);
         assert!(why.contains("could not be opened"), "{why}");
         assert!(runs(pid));
-        // Of another world nothing is even looked at.
-        for world in [World::ThisKeeper, World::OtherPids, World::OtherBoot] {
-            let other = RecordedStart { world, ..recorded(1, pid, start_time(pid)) };
-            assert_eq!(end(&[other], LIMIT), []);
-        }
+        // Of somebody as whom no command runs.
+        let others = own_user().into_iter().map(|user| user + 1).collect();
+        let verdicts = end_by(Search::new(&[left(1, pid, start_time(pid))], others, LIMIT));
+        let [(_, Verdict::Unverified { pids, why })] = &verdicts[..] else { panic!("{verdicts:?}") };
+        assert_eq!(&pids[..], [pid]);
+        assert!(why.contains("as which no command runs"), "{why}");
         assert!(runs(pid));
         child.kill().unwrap();
         child.wait().unwrap();
