@@ -23,7 +23,9 @@ RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update && apt-get install -y --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*; \
     fi \
     && groupadd --gid 10001 executor \
+    && groupadd --gid 10002 executor-server \
     && useradd --uid 10001 --gid 10001 --create-home --shell /bin/bash executor \
+    && useradd --uid 10002 --gid 10002 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin executor-server \
     && install -d -m 0755 -o executor -g executor /workspace \
     && install -d -m 0755 /var/lib/executor-daemon /run/executor-daemon
 COPY --from=binaries /out/ /usr/local/bin/
@@ -32,7 +34,7 @@ COPY --from=binaries /out/ /usr/local/bin/
 WORKDIR /workspace
 VOLUME ["/var/lib/executor-daemon"]
 # The daemon is root, so that it can run commands as `executor`, who can then neither signal it nor read its token, its
-# memory or its state. As PID 1 it needs no init: it reaps what is orphaned in the container.
+# memory or its state. Only its keeper stays root: what faces the network is `executor-server`. As PID 1 it needs no init: it reaps what is orphaned in the container.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10s --retries=3 \
     CMD ["executor-daemon", "health", "--endpoint", "unix:/run/executor-daemon/executor.sock"]

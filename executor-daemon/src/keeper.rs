@@ -13,7 +13,7 @@
 //! `protocol` (the messages), `wire` (packets), `channel` (what the other end does not take yet), `streams` (pipes), `spill`
 //! (spill files), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
 //! (one command), `pool` (the helpers), `desk` (the keeper's loop), `left` (what a keeper before left), `listen` (the daemon's sockets), `serve` (the daemon around
-//! it), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
+//! it), `privileges` (those that the server gives up), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
 //!
 //! Not here: what a command means, timeouts, output, owners. Nothing here decides whether something may happen, except
 //! that commands run as one of the identities that were fixed at start.
@@ -28,6 +28,7 @@ pub mod link;
 mod listen;
 pub mod page;
 mod pool;
+mod privileges;
 pub mod protocol;
 mod serve;
 mod spawn;
@@ -45,7 +46,8 @@ use protocol::Identity;
 /// First argument of a process that is to become an embedded keeper; the second is its spill directory, its descriptor 0 the
 /// link.
 const KEEPER_ARGUMENT: &str = "__keeper";
-/// First argument of a process that is to become the daemon's server; its descriptor 0 is the link.
+/// First argument of a process that is to become the daemon's server; its descriptor 0 is the link. The uid and gid that it is to
+/// become follow, if it is to become another.
 const SERVER_ARGUMENT: &str = "__server";
 
 /// Where the daemon listens.
@@ -59,6 +61,15 @@ pub enum Listener {
     Open(OwnedFd),
 }
 
+/// A user that the server becomes before it does anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerUser {
+    /// Its uid, for which no command runs.
+    pub uid: u32,
+    /// Its only group.
+    pub gid: u32,
+}
+
 /// What the daemon's keeper lives by, all of it checked by whoever parsed it.
 #[derive(Debug)]
 pub struct KeeperOptions {
@@ -66,6 +77,8 @@ pub struct KeeperOptions {
     pub identities: Vec<Identity>,
     /// Where to listen.
     pub listeners: Vec<Listener>,
+    /// Who the server runs as. `None`: as the keeper.
+    pub server_user: Option<ServerUser>,
     /// What the server is told, as it wants it.
     pub server_settings: Vec<u8>,
     /// Where spill files go; made if missing. Where commands run under another uid, its parents must let that uid through.
@@ -85,7 +98,7 @@ pub fn enter_if_asked() {
     let first = arguments.next();
     let code = match first.as_deref().and_then(OsStr::to_str) {
         Some(KEEPER_ARGUMENT) => embedded::keeper_main(arguments.next().map(PathBuf::from)),
-        Some(SERVER_ARGUMENT) => link::server::server_main(),
+        Some(SERVER_ARGUMENT) => link::server::server_main(arguments.collect()),
         Some(_) | None => return,
     };
     std::process::exit(code);

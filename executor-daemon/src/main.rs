@@ -53,9 +53,9 @@ fn serve(flags: ServeFlags) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let Daemon { server, listeners, identity, unprotected, drain_limit } = daemon;
+    let Daemon { server, listeners, identity, server_user, state_dir, unprotected, drain_limit } = daemon;
     // Held until the keeper ends, so that no second daemon works on the same state.
-    let _state_dir = match StateDir::take(&server.engine.state_dir, &identity) {
+    let _state_dir = match StateDir::take(&state_dir, &identity, server_user) {
         Ok(taken) => taken,
         Err(error) => {
             complain(&error);
@@ -83,8 +83,9 @@ fn serve(flags: ServeFlags) -> ExitCode {
                 ListenAddress::Tcp(address) => keeper::Listener::Tcp(address),
             })
             .collect(),
+        server_user,
         server_settings,
-        spill_dir: server.engine.state_dir.join("spill"),
+        spill_dir: state_dir.join("spill"),
         drain_limit,
         unprotected,
     })

@@ -9,10 +9,17 @@ use std::{
 
 use nix::unistd::{self, Gid, Uid, User};
 
-use crate::keeper::protocol::Identity;
+use crate::keeper::{ServerUser, protocol::Identity};
 
 /// The user that root runs commands as when nothing else is said.
 const DEFAULT_USER: &str = "executor";
+
+/// The user that the server runs as when nothing else is said.
+const DEFAULT_SERVER_USER: &str = "executor-server";
+
+/// The uid and gid of the server where there is no such user. Nobody hands out 65520 to 65533: Debian reserves them, systemd's
+/// dynamic users end below, and they are small enough to be there in containers that have 65,536 ids.
+const FALLBACK_SERVER_ID: u32 = 65_521;
 
 /// Decides who commands run as. `asked` is the configuration's, `uid` the daemon's effective user. The error ends the
 /// sentence that the user begins.
@@ -36,6 +43,72 @@ pub(super) fn resolve(asked: Option<&str>, uid: Uid) -> Result<Identity, String>
         Some(user) => Err(format!("the daemon runs as uid {uid} and cannot become {}; only root can", user.name)),
         None => own(uid, None),
     }
+}
+
+/// Decides who the server runs as, the process that faces the network. `None`: as the daemon itself. `asked` is the
+/// configuration's, `uid` the daemon's effective user, `commands` who commands run as. The error ends the sentence that the user
+/// begins.
+///
+/// Where commands run as root, nothing would be gained: a server can always have a command started.
+pub(super) fn resolve_server(asked: Option<&str>, uid: Uid, commands: &Identity) -> Result<Option<ServerUser>, String> {
+    let user = match asked {
+        Some(asked) => asked_server(asked)?,
+        None if !uid.is_root() || !commands.change => return Ok(None),
+        None => default_server()?,
+    };
+    if user.uid == uid.as_raw() {
+        return Ok(None);
+    }
+    if !uid.is_root() {
+        return Err(format!("the daemon runs as uid {uid} and cannot become {}; only root can", user.uid));
+    }
+    if user.uid == commands.uid {
+        return Err(format!(
+            "must not be the user that commands run as (uid {}), who could end the server and read its memory",
+            user.uid
+        ));
+    }
+    for (map, id) in [("/proc/self/uid_map", user.uid), ("/proc/self/gid_map", user.gid)] {
+        if fs::read_to_string(map).is_ok_and(|map| !has_id(&map, id)) {
+            return Err(format!("id {id} does not exist in this user namespace ({map}); name a user that does"));
+        }
+    }
+    Ok(Some(user))
+}
+
+fn asked_server(asked: &str) -> Result<ServerUser, String> {
+    match asked.parse::<u32>() {
+        Ok(u32::MAX) => Err("is no user".to_owned()),
+        Ok(id) => {
+            let user = User::from_uid(Uid::from_raw(id)).map_err(|error| format!("cannot be looked up: {error}"))?;
+            // It needs no account, nor a group of one.
+            Ok(user.map_or(ServerUser { uid: id, gid: id }, ServerUser::from))
+        }
+        Err(_not_a_number) => find(asked).map(ServerUser::from),
+    }
+}
+
+fn default_server() -> Result<ServerUser, String> {
+    if let Some(user) = named(DEFAULT_SERVER_USER)? {
+        return Ok(user.into());
+    }
+    let taken = User::from_uid(Uid::from_raw(FALLBACK_SERVER_ID));
+    match taken.map_err(|error| format!("cannot be looked up: {error}"))? {
+        None => Ok(ServerUser { uid: FALLBACK_SERVER_ID, gid: FALLBACK_SERVER_ID }),
+        Some(other) => Err(format!(
+            "must be given where there is no user `{DEFAULT_SERVER_USER}` and uid {FALLBACK_SERVER_ID} is somebody's ({})",
+            other.name
+        )),
+    }
+}
+
+/// Whether a user namespace's map (lines of: first id inside, first outside, count) has an id.
+fn has_id(map: &str, id: u32) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
+        let (first, _outside, count) = (numbers.next(), numbers.next(), numbers.next());
+        first.zip(count).is_some_and(|(first, count)| (first..first + count).contains(&u64::from(id)))
+    })
 }
 
 /// A user by name or number.
@@ -67,6 +140,12 @@ fn own(uid: Uid, user: Option<User>) -> Result<Identity, String> {
         home: home.or_else(|| user.map(|user| user.dir)).unwrap_or_else(|| "/".into()),
         change: false,
     })
+}
+
+impl From<User> for ServerUser {
+    fn from(user: User) -> Self {
+        Self { uid: user.uid.as_raw(), gid: user.gid.as_raw() }
+    }
 }
 
 fn other(user: User) -> Result<Identity, String> {
@@ -103,18 +182,27 @@ pub(super) fn environment(
 /// Whether an identity may enter a directory, as far as modes tell: access lists can only be known by trying, and the daemon
 /// does not become somebody else to try.
 pub(super) fn can_enter(identity: &Identity, directory: &Path) -> bool {
-    let Ok(real) = directory.canonicalize() else { return false };
-    real.is_dir() && real.ancestors().all(|part| may_search(identity, part))
+    can_search(identity.uid, identity.gid, &identity.groups, directory)
 }
 
-fn may_search(identity: &Identity, directory: &Path) -> bool {
+/// As [`can_enter`], for the server, which has no further groups.
+pub(super) fn server_can_enter(server: ServerUser, directory: &Path) -> bool {
+    can_search(server.uid, server.gid, &[], directory)
+}
+
+fn can_search(uid: u32, gid: u32, groups: &[u32], directory: &Path) -> bool {
+    let Ok(real) = directory.canonicalize() else { return false };
+    real.is_dir() && real.ancestors().all(|part| may_search(uid, gid, groups, part))
+}
+
+fn may_search(uid: u32, gid: u32, groups: &[u32], directory: &Path) -> bool {
     let Ok(metadata) = fs::metadata(directory) else { return false };
-    if identity.uid == 0 {
+    if uid == 0 {
         return true;
     }
-    let shift = if metadata.uid() == identity.uid {
+    let shift = if metadata.uid() == uid {
         6
-    } else if metadata.gid() == identity.gid || identity.groups.contains(&metadata.gid()) {
+    } else if metadata.gid() == gid || groups.contains(&metadata.gid()) {
         3
     } else {
         0
@@ -147,6 +235,38 @@ mod tests {
         let refused = resolve(Some("root"), Uid::from_raw(12_345)).expect_err("refused");
         assert_eq!(refused, "the daemon runs as uid 12345 and cannot become root; only root can");
         assert_eq!(resolve(Some("no-such-user"), me), Err("there is no such user on this host".to_owned()));
+    }
+
+    #[test]
+    fn the_server_has_a_user_of_its_own_where_commands_have() {
+        let (root, nobody) = (Uid::from_raw(0), Uid::from_raw(12_346));
+        let own = Identity { change: false, uid: 0, ..someone() };
+        assert_eq!(resolve_server(None, nobody, &someone()), Ok(None));
+        assert_eq!(resolve_server(None, root, &own), Ok(None), "commands are root anyway");
+        assert_eq!(resolve_server(Some("0"), root, &someone()), Ok(None), "root was named");
+        // What nobody has in a namespace of few ids cannot be had.
+        let there = fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| has_id(&map, 54_321));
+        let given = resolve_server(Some("54321"), root, &own);
+        let server = ServerUser { uid: 54_321, gid: 54_321 };
+        assert_eq!(given.clone().ok(), there.then_some(Some(server)), "{given:?}");
+        if let (true, Ok(server)) = (there, resolve_server(None, root, &someone())) {
+            let uid = server.expect("of its own").uid;
+            assert!(uid != 0 && uid != someone().uid, "{uid}");
+        }
+        let refused = |asked, uid| resolve_server(Some(asked), uid, &someone()).expect_err("refused");
+        assert!(refused("12345", root).starts_with("must not be the user that commands run as"));
+        assert!(refused("54321", nobody).ends_with("only root can"));
+        assert_eq!(refused("no-such-user", root), "there is no such user on this host");
+        assert_eq!(refused("4294967295", root), "is no user");
+    }
+
+    #[test]
+    fn a_namespace_has_the_ids_of_its_map() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        for (id, there) in [(0, true), (65_521, true), (65_536, true), (65_537, false), (u32::MAX, false)] {
+            assert_eq!(has_id(map, id), there, "{id}");
+        }
+        assert!(!has_id("0 0 1", FALLBACK_SERVER_ID) && has_id("0 0 4294967295", FALLBACK_SERVER_ID));
     }
 
     #[test]

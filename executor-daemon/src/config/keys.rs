@@ -104,6 +104,14 @@ pub(super) const KEYS: &[Key] = &[
         "The user that commands run as, by name or uid. Only root can choose; as root the default is the user `executor`, and root itself must be named",
     ),
     key(
+        "server_user",
+        "server-user",
+        "USER",
+        Kind::Text,
+        None,
+        "The user that the server, the process that faces the network, runs as, by name or uid. Only root can choose; as root the default is the user `executor-server`, or uid 65521 where there is none. Where commands run as root, the server is root too unless this is given",
+    ),
+    key(
         "token_file",
         "token-file",
         "FILE",

@@ -14,11 +14,12 @@ use super::{
     identity,
     listen::ListenAddress,
     problem::{Problem, Source},
-    state_dir, tokens,
+    state_dir::{self, StateDir},
+    tokens,
     values::{Given, Values},
 };
 use crate::{
-    keeper::protocol::Identity,
+    keeper::{ServerUser, protocol::Identity},
     server,
     service::auth::TokenDigest,
     telemetry::{LogFormat, LogLevel, LogSettings},
@@ -61,6 +62,10 @@ pub struct Daemon {
     pub listeners: Vec<ListenAddress>,
     /// Who commands run as.
     pub identity: Identity,
+    /// Who the server runs as. `None`: as the daemon itself.
+    pub server_user: Option<ServerUser>,
+    /// The state directory; what the server keeps is in [`StateDir::server_s`](super::StateDir::server_s) of it.
+    pub state_dir: PathBuf,
     /// What is unprotected in this mode, as one clause. `None`: nothing to state.
     pub unprotected: Option<String>,
     /// Longest time from SIGTERM to the end.
@@ -78,6 +83,7 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let listeners = listeners(&mut values, around, insecure);
     let state_dir = state_directory(&mut values, around);
     let identity = identity(&mut values, around);
+    let server_user = server_user(&mut values, around, identity.as_ref());
     let tokens = tokens(&mut values, around, &listeners);
     let workdir = default_workdir(&mut values, around, identity.as_ref());
     let log = log_settings(&mut values);
@@ -90,23 +96,25 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let start_dir = around.start_dir.clone().filter(|dir| dir.to_str().is_some());
     let defaults = Settings {
         start_dir: start_dir.unwrap_or_else(|| workdir.clone()),
-        ..Settings::new(state_dir, workdir, environment)
+        ..Settings::new(StateDir::server_s(&state_dir, server_user), workdir, environment)
     };
     let settings = settings(&mut values, defaults);
     match identity {
         Some(identity) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
-            unprotected: unprotected(identity.uid, around.uid).map(str::to_owned),
+            unprotected: unprotected(identity.uid, server_user, around.uid).map(str::to_owned),
             server: ServerSettings { engine: settings, tokens, daemon_uid: around.uid, log },
             listeners,
             identity,
+            server_user,
+            state_dir,
         }),
         Some(_) | None => Err(values.problems),
     }
 }
 
-/// What is unprotected where commands run as root, or as the daemon itself.
-fn unprotected(command_uid: u32, daemon_uid: u32) -> Option<&'static str> {
+/// What is unprotected where commands run as root, or as the daemon itself, or where the server is root.
+fn unprotected(command_uid: u32, server_user: Option<ServerUser>, daemon_uid: u32) -> Option<&'static str> {
     match command_uid {
         0 => {
             Some("commands run as root and can read and change everything here, the daemon's tokens and state included")
@@ -114,6 +122,7 @@ fn unprotected(command_uid: u32, daemon_uid: u32) -> Option<&'static str> {
         uid if uid == daemon_uid => {
             Some("commands share the daemon's user and can end it, read its token file and change its state")
         }
+        _ if daemon_uid == 0 && server_user.is_none() => Some("the server, which faces the network, runs as root"),
         _ => None,
     }
 }
@@ -162,6 +171,18 @@ fn identity(values: &mut Values, around: &Surroundings) -> Option<Identity> {
             None
         }
     }
+}
+
+fn server_user(values: &mut Values, around: &Surroundings, identity: Option<&Identity>) -> Option<ServerUser> {
+    let given = values.text("server_user");
+    let asked = given.as_ref().map(|given| given.value.as_str());
+    identity::resolve_server(asked, Uid::from_raw(around.uid), identity?).unwrap_or_else(|problem| {
+        values.note(match given {
+            Some(given) => given.problem(problem),
+            None => Problem::new(Source::Missing("server-user"), problem),
+        });
+        None
+    })
 }
 
 fn tokens(values: &mut Values, around: &Surroundings, listeners: &[ListenAddress]) -> Vec<TokenDigest> {

@@ -12,11 +12,13 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{Flock, FlockArg},
+    fcntl::{Flock, FlockArg, OFlag, open},
+    sys::stat::{Mode, fchmod, fstat},
+    unistd::{Gid, Uid, fchown},
 };
 
 use super::identity;
-use crate::keeper::protocol::Identity;
+use crate::keeper::{ServerUser, protocol::Identity};
 
 /// What root keeps its state in.
 const ROOT_S: &str = "/var/lib/executor-daemon";
@@ -68,6 +70,31 @@ pub enum StateDirError {
         /// Who commands run as.
         user: String,
     },
+    /// The server has a user of its own, who cannot get to what it keeps.
+    #[error(
+        "state directory {}: the server (uid {uid}) cannot reach it, since a directory above lets others not through; use \
+         another --state-dir, or chmod o+x what is above",
+        .path.display()
+    )]
+    OutOfServersReach {
+        /// The directory.
+        path: PathBuf,
+        /// Who the server runs as.
+        uid: u32,
+    },
+    /// The server was another user before, whose files it cannot use.
+    #[error(
+        "state directory {}: belongs to uid {owner}, not to the server's uid {uid}; chown -R it, or give --server-user {owner}",
+        .path.display()
+    )]
+    OtherServer {
+        /// The server's directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who the server runs as.
+        uid: u32,
+    },
     /// Another daemon uses it.
     #[error("state directory {}: another daemon{holder} uses it; stop that one, or give this one its own --state-dir", .path.display())]
     InUse {
@@ -99,13 +126,20 @@ pub struct StateDir {
 }
 
 impl StateDir {
+    /// Where the server keeps what it writes: a directory of its own where it has a user of its own, else the state directory
+    /// itself.
+    #[must_use]
+    pub fn server_s(path: &Path, server: Option<ServerUser>) -> PathBuf {
+        if server.is_some() { path.join("server") } else { path.to_owned() }
+    }
+
     /// Makes the directory if it is missing, sets its mode and takes it for this process.
     ///
     /// # Errors
     /// When it cannot be used, is somebody else's or out of the commands' reach, or another daemon uses it.
-    pub fn take(path: &Path, commands: &Identity) -> Result<Self, StateDirError> {
+    pub fn take(path: &Path, commands: &Identity, server: Option<ServerUser>) -> Result<Self, StateDirError> {
         let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
-        let mode = if commands.change { TRAVERSABLE } else { PRIVATE };
+        let mode = if commands.change || server.is_some() { TRAVERSABLE } else { PRIVATE };
         fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(unusable)?;
         let metadata = fs::metadata(path).map_err(unusable)?;
         let uid = nix::unistd::geteuid().as_raw();
@@ -115,6 +149,12 @@ impl StateDir {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
         if !identity::can_enter(commands, path) {
             return Err(StateDirError::OutOfReach { path: path.to_owned(), user: commands.name.clone() });
+        }
+        if let Some(server) = server {
+            if !identity::server_can_enter(server, path) {
+                return Err(StateDirError::OutOfServersReach { path: path.to_owned(), uid: server.uid });
+            }
+            give_to_server(&Self::server_s(path, Some(server)), server)?;
         }
         let given_up = Instant::now() + DEAD_HOLDER_S_CHILDREN;
         let mut lock = loop {
@@ -140,6 +180,23 @@ impl StateDir {
     }
 }
 
+/// Makes the server's directory, which nobody else has a way into.
+fn give_to_server(path: &Path, server: ServerUser) -> Result<(), StateDirError> {
+    let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
+    fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(path).map_err(unusable)?;
+    // What lies in it is the server's to name, the directory itself is not: it is in one of the daemon's.
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let held = open(path, flags, Mode::empty()).map_err(|errno| unusable(errno.into()))?;
+    let owner = fstat(&held).map_err(|errno| unusable(errno.into()))?.st_uid;
+    let made_just_now = owner == nix::unistd::geteuid().as_raw();
+    if !made_just_now && owner != server.uid {
+        return Err(StateDirError::OtherServer { path: path.to_owned(), owner, uid: server.uid });
+    }
+    fchmod(&held, Mode::from_bits_truncate(PRIVATE)).map_err(|errno| unusable(errno.into()))?;
+    let (uid, gid) = (Uid::from_raw(server.uid), Gid::from_raw(server.gid));
+    fchown(&held, Some(uid), Some(gid)).map_err(|errno| unusable(errno.into()))
+}
+
 /// Who holds the lock, as far as it has said so.
 fn holder(file: File) -> Option<u32> {
     /// A pid and a newline are shorter.
@@ -163,10 +220,10 @@ mod tests {
     fn a_state_directory_is_private_and_has_one_daemon() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("a/b");
-        let first = StateDir::take(&path, &commands(false)).expect("the first takes it");
+        let first = StateDir::take(&path, &commands(false), None).expect("the first takes it");
         let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode(&path), 0o700);
-        let second = StateDir::take(&path, &commands(false)).expect_err("the second is refused").to_string();
+        let second = StateDir::take(&path, &commands(false), None).expect_err("the second is refused").to_string();
         let own = std::process::id();
         assert!(second.contains(&format!("another daemon (pid {own}) uses it")), "{second}");
         drop(first);
@@ -174,18 +231,49 @@ mod tests {
         let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
         set(0o711);
         let path = dir.path().join("c/d");
-        let _again = StateDir::take(&path, &commands(true)).expect("another user's commands can reach it");
+        let _again = StateDir::take(&path, &commands(true), None).expect("another user's commands can reach it");
         assert_eq!(mode(&path), 0o711);
         set(0o700);
         let path = dir.path().join("e");
-        let error = StateDir::take(&path, &commands(true)).expect_err("out of reach").to_string();
+        let error = StateDir::take(&path, &commands(true), None).expect_err("out of reach").to_string();
         assert!(error.contains("user x cannot reach the spill files in it"), "{error}");
+    }
+
+    #[test]
+    fn the_server_gets_a_directory_of_its_own() {
+        let server = ServerUser { uid: 3_999_998, gid: 3_999_997 };
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+        let path = dir.path().join("state");
+        set(0o700);
+        let error = StateDir::take(&path, &commands(false), Some(server)).expect_err("out of reach").to_string();
+        assert!(error.contains("the server (uid 3999998) cannot reach it"), "{error}");
+        set(0o755);
+        let taken = StateDir::take(&path, &commands(false), Some(server));
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("not root: the rest would need another user");
+            return;
+        }
+        drop(taken.expect("it can be reached now"));
+        let own = StateDir::server_s(&path, Some(server));
+        let metadata = fs::metadata(&own).expect("it is there");
+        assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (3_999_998, 3_999_997, 0o700));
+        assert_eq!(fs::metadata(&path).expect("there").uid(), 0);
+        drop(StateDir::take(&path, &commands(false), Some(server)).expect("taken again"));
+        let other = ServerUser { uid: 3_999_996, ..server };
+        let error = StateDir::take(&path, &commands(false), Some(other)).expect_err("another one's").to_string();
+        assert!(error.contains("belongs to uid 3999998, not to the server's uid 3999996"), "{error}");
+        // A link in its place is not followed.
+        fs::remove_dir(&own).expect("empty");
+        std::os::unix::fs::symlink(dir.path(), &own).expect("a link");
+        StateDir::take(&path, &commands(false), Some(server)).expect_err("refused");
+        assert_eq!(fs::metadata(dir.path()).expect("there").uid(), 0);
     }
 
     #[test]
     fn what_is_no_directory_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
-        let error = StateDir::take(file.path(), &commands(false)).expect_err("refused").to_string();
+        let error = StateDir::take(file.path(), &commands(false), None).expect_err("refused").to_string();
         assert!(error.starts_with(&format!("state directory {}: ", file.path().display())), "{error}");
     }
 }

@@ -25,7 +25,7 @@ use nix::{
 };
 
 use super::{
-    KeeperOptions, SERVER_ARGUMENT,
+    KeeperOptions, SERVER_ARGUMENT, ServerUser,
     desk::{Desk, Notice},
     init::{self, Part},
     link,
@@ -88,9 +88,11 @@ struct Daemon {
 
 impl Daemon {
     fn open(options: KeeperOptions) -> io::Result<Self> {
-        let KeeperOptions { identities, listeners, server_settings, spill_dir, drain_limit, unprotected } = options;
+        let KeeperOptions { identities, listeners, server_user, server_settings, spill_dir, drain_limit, unprotected } =
+            options;
         let Some(default) = identities.first() else { return Err(io::Error::other("no identity to run commands as")) };
-        let run_as = format!("commands run as {} (uid {})", default.name, default.uid);
+        let server = server_user.map(|user| format!(", the server as uid {}", user.uid)).unwrap_or_default();
+        let run_as = format!("commands run as {} (uid {}){server}", default.name, default.uid);
         let listening: Vec<_> = listeners.into_iter().map(listen::open).collect::<io::Result<_>>()?;
         let spills = Spills::open(&spill_dir, &identities).map_err(|error| {
             io::Error::new(error.kind(), format!("spill directory {}: {error}", spill_dir.display()))
@@ -113,7 +115,7 @@ impl Daemon {
             started: None,
             next_by: None,
             standby: false,
-            program: Program::open()?,
+            program: Program::open(server_user)?,
             back_off: Duration::ZERO,
             was_ready: false,
         })
@@ -319,15 +321,16 @@ fn kill(server: Option<i32>) {
 struct Program {
     path: PathBuf,
     file: OwnedFd,
+    user: Option<ServerUser>,
     /// Tried by the server that is being started.
     newer: Option<OwnedFd>,
 }
 
 impl Program {
     /// This program, by the file that this process runs.
-    fn open() -> io::Result<Self> {
+    fn open(user: Option<ServerUser>) -> io::Result<Self> {
         let path = std::env::current_exe()?;
-        Ok(Self { path, file: open_program(Path::new("/proc/self/exe"))?, newer: None })
+        Ok(Self { path, file: open_program(Path::new("/proc/self/exe"))?, user, newer: None })
     }
 
     /// Takes what lies at the path now for the next server.
@@ -354,7 +357,11 @@ impl Program {
         let (ours, theirs) = wire::pair()?;
         let file = self.newer.as_ref().unwrap_or(&self.file).as_raw_fd();
         let mut command = Command::new(format!("/proc/self/fd/{file}"));
-        let server = command.arg0("executor-daemon").arg(SERVER_ARGUMENT).stdin(theirs).spawn()?;
+        command.arg0("executor-daemon").arg(SERVER_ARGUMENT);
+        if let Some(ServerUser { uid, gid }) = self.user {
+            command.arg(uid.to_string()).arg(gid.to_string());
+        }
+        let server = command.stdin(theirs).spawn()?;
         Ok((i32::try_from(server.id()).map_err(io::Error::other)?, ours))
     }
 }

@@ -238,13 +238,18 @@ fn a_file_that_cannot_be_used_is_the_only_thing_reported() {
 
 #[test]
 fn what_is_unprotected_is_stated_unless_commands_have_a_user_of_their_own() {
-    let starts = |command, daemon| unprotected(command, daemon).and_then(|clause| clause.split(" and can ").next());
-    assert_eq!(starts(0, 0), Some("commands run as root"));
-    assert_eq!(starts(7, 7), Some("commands share the daemon's user"));
-    assert_eq!(starts(7, 0), None);
+    let starts = |command, server, daemon| {
+        unprotected(command, server, daemon).and_then(|clause| clause.split(" and can ").next()?.split(',').next())
+    };
+    let server = Some(ServerUser { uid: 9, gid: 9 });
+    assert_eq!(starts(0, None, 0), Some("commands run as root"));
+    assert_eq!(starts(0, server, 0), Some("commands run as root"));
+    assert_eq!(starts(7, None, 7), Some("commands share the daemon's user"));
+    assert_eq!(starts(7, None, 0), Some("the server"));
+    assert_eq!(starts(7, server, 0), None);
     let daemon = Scene::new().load(&["--listen", "unix:x.sock"]).expect("a configuration");
     let me = nix::unistd::geteuid().as_raw();
-    assert_eq!(daemon.unprotected.as_deref(), unprotected(me, me), "commands run as whoever runs this test");
+    assert_eq!(daemon.unprotected.as_deref(), unprotected(me, None, me), "commands run as whoever runs this test");
 }
 
 #[test]

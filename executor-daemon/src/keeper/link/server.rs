@@ -1,10 +1,11 @@
 //! The server's process: takes its end of the pair and runs the gRPC server over it.
 
-use std::{io, io::Write, os::fd::OwnedFd, process::ExitCode, time::Duration};
+use std::{ffi::OsString, io, io::Write, os::fd::OwnedFd, process::ExitCode, time::Duration};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use super::{KeeperLink, Watcher, take_from_stdin};
+use crate::keeper::privileges;
 
 /// The exit code for our own failures.
 const FAILED: u8 = 125;
@@ -12,8 +13,10 @@ const FAILED: u8 = 125;
 const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Becomes the server; returns its exit code.
-pub(in crate::keeper) fn server_main() -> i32 {
-    match start_server_main() {
+///
+/// `user` is empty, or the uid and the gid that it becomes first.
+pub(in crate::keeper) fn server_main(user: Vec<OsString>) -> i32 {
+    match start_server_main(&user) {
         Ok(code) if code == ExitCode::SUCCESS => 0,
         Ok(_) => 1,
         Err(error) => {
@@ -24,8 +27,9 @@ pub(in crate::keeper) fn server_main() -> i32 {
     }
 }
 
-fn start_server_main() -> io::Result<ExitCode> {
+fn start_server_main(user: &[OsString]) -> io::Result<ExitCode> {
     let link = take_from_stdin()?;
+    privileges::become_user(user)?;
     nix::sys::prctl::set_dumpable(false)?;
     // It was started from a descriptor, whose number would be its name.
     nix::sys::prctl::set_name(c"executor-server")?;

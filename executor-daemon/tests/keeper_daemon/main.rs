@@ -1,11 +1,14 @@
 //! The daemon's keeper with real processes: start, identities, the server's death, signals, PID 1, the end.
 
+mod server_user;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -23,7 +26,7 @@ struct Daemon {
     /// The keeper, which is not the child where something stands between.
     keeper: u32,
     ready: String,
-    directory: tempfile::TempDir,
+    directory: Rc<tempfile::TempDir>,
 }
 
 impl Daemon {
@@ -32,9 +35,13 @@ impl Daemon {
     }
 
     /// Starts it by a command that its arguments are added to.
-    #[expect(clippy::disallowed_methods, reason = "the program under test is started as people start it")]
     async fn start_by(command: &[&str], run_as: &str) -> Self {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        Self::start_in(Rc::new(tempfile::tempdir().expect("temporary directory")), command, run_as).await
+    }
+
+    /// The same, over what a daemon before has left in a directory.
+    #[expect(clippy::disallowed_methods, reason = "the program under test is started as people start it")]
+    async fn start_in(directory: Rc<tempfile::TempDir>, command: &[&str], run_as: &str) -> Self {
         // Whoever commands run as comes through to the spill files.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("ours");
         let mut child = Command::new(command[0])
@@ -67,7 +74,7 @@ impl Daemon {
 
     /// The server's id, while there is one.
     fn server(&self) -> Option<u32> {
-        let is_it = |pid: &u32| command_line(*pid).ends_with("__server\0");
+        let is_it = |pid: &u32| command_line(*pid).split('\0').any(|argument| argument == "__server");
         children(self.keeper).into_iter().find(|pid| alive(*pid) && is_it(pid))
     }
 
@@ -81,9 +88,10 @@ impl Daemon {
         ExecutorClient::new(endpoint.connect_with_connector(connector).await.expect("a connection"))
     }
 
-    async fn start_task(&self, command: &str) {
+    /// Starts a task; its id.
+    async fn start_task(&self, command: &str) -> String {
         let request = v1::StartTaskRequest { caller: caller(), key: key(), spec: spec(command) };
-        self.client().await.start_task(request).await.expect("starts");
+        self.client().await.start_task(request).await.expect("starts").into_inner().task_id
     }
 
     /// Runs a command; its stdout and exit.
