@@ -344,7 +344,9 @@ impl Desk {
         for event in &events[..count] {
             let writable = event.events().contains(EpollFlags::EPOLLOUT);
             match event.data() {
-                LINK => self.link_event(writable),
+                LINK => {
+                    self.link_event(writable);
+                }
                 NEXT => self.next_event(writable),
                 SIGNALS => self.signal_event(),
                 token => self.helper_event(token, writable),
@@ -352,6 +354,9 @@ impl Desk {
         }
         if self.reap_more {
             self.reap();
+        }
+        if self.link.as_ref().is_some_and(Channel::is_deaf) {
+            self.hear_out();
         }
         self.pursue_overdue();
         self.pursue_hunt();
@@ -390,23 +395,37 @@ impl Desk {
 
     // ---- the engine's process ----
 
-    fn link_event(&mut self, writable: bool) {
+    /// Takes messages, not so many that nobody else has a turn; whether there may be more.
+    fn link_event(&mut self, writable: bool) -> bool {
         for _ in 0..MAX_MESSAGES_AT_ONCE {
-            let Some(link) = &mut self.link else { return };
-            if writable && link.flush(&self.epoll).is_err() {
-                return self.lose_link();
+            let Some(link) = &mut self.link else { return false };
+            if writable {
+                // If it is gone, the channel knows.
+                let _ = link.flush(&self.epoll);
             }
             match link.receive() {
-                Received::Nothing => return,
-                Received::Closed => return self.lose_link(),
+                Received::Nothing => return false,
                 Received::Packet(packet) => match packet.decode() {
                     // What belongs to the message is lost, here as on a broken socket.
                     Ok(message) if !packet.cut || matches!(message, ToKeeper::KeepFile { .. }) => {
                         self.engine_says(message, packet);
+                        continue;
                     }
-                    Ok(_) | Err(_) => return self.lose_link(),
+                    Ok(_) | Err(_) => {}
                 },
+                Received::Closed => {}
             }
+            self.lose_link();
+            return false;
+        }
+        true
+    }
+
+    /// Takes all that an engine has said that is no more: files that it gave to hold are part of it. Then gives it up.
+    fn hear_out(&mut self) {
+        while self.link_event(false) {}
+        if self.link.is_some() {
+            self.lose_link();
         }
     }
 
@@ -494,9 +513,12 @@ impl Desk {
 
     fn tell(&mut self, message: &FromKeeper, fds: Vec<Rc<OwnedFd>>) {
         let Some(link) = &mut self.link else { return };
-        let sent = Frame::encode(message).and_then(|frame| link.send(&self.epoll, frame, fds));
-        if sent.is_err() {
-            self.lose_link();
+        match Frame::encode(message) {
+            Ok(frame) => {
+                // If it is gone, the channel knows.
+                let _ = link.send(&self.epoll, frame, fds);
+            }
+            Err(_no_memory_for_it) => self.lose_link(),
         }
     }
 
@@ -658,9 +680,8 @@ impl Desk {
     /// To the engine, as it came.
     fn pass_up(&mut self, packet: Packet, fds: Vec<Rc<OwnedFd>>) {
         let Some(link) = &mut self.link else { return };
-        if link.send(&self.epoll, packet.into_parts().0, fds).is_err() {
-            self.lose_link();
-        }
+        // If it is gone, the channel knows.
+        let _ = link.send(&self.epoll, packet.into_parts().0, fds);
     }
 
     /// Forgets a helper that is dead. What it owes is answered within this time.
@@ -747,6 +768,9 @@ impl Desk {
             } else if let Some(command) = self.bereaved_shell(pid) {
                 command.status = Some(status);
             } else {
+                if self.server == Some(pid) {
+                    self.hear_out();
+                }
                 self.remember_orphan(pid, status);
                 self.notices.push(Notice::Child { pid, status });
             }

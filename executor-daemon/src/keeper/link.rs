@@ -222,9 +222,14 @@ impl KeeperLink {
     /// # Errors
     /// When the keeper is lost.
     pub async fn keep_file(&self, handle: ProcessHandle, stream: StreamName, file: BorrowedFd<'_>) -> io::Result<()> {
-        let frame = Frame::encode(&ToKeeper::KeepFile { handle, stream: stream.into() })?;
-        // Past what waits to be sent: nothing there is about a file of this stream.
-        let send = |socket: &OwnedFd| frame.send(socket.as_fd(), &[file], MsgFlags::MSG_DONTWAIT);
+        // Nothing of what waits is about a file of this stream.
+        self.overtake(&ToKeeper::KeepFile { handle, stream: stream.into() }, &[file]).await
+    }
+
+    /// Sends past what waits to be sent. When it returns, the keeper gets it whatever becomes of this process.
+    async fn overtake(&self, message: &ToKeeper, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let frame = Frame::encode(message)?;
+        let send = |socket: &OwnedFd| frame.send(socket.as_fd(), fds, MsgFlags::MSG_DONTWAIT);
         self.shared().socket.async_io(Interest::WRITABLE, send).await
     }
 
@@ -265,9 +270,10 @@ impl KeeperLink {
         let _ = drain.wait_for(|asked| *asked).await;
     }
 
-    /// Tells the keeper that calls are taken.
-    pub fn ready(&self) {
-        self.shared().tell(ToKeeper::Ready);
+    /// Tells the keeper that calls are taken. It knows when this returns, whatever becomes of this process.
+    pub async fn ready(&self) {
+        // A keeper that is lost shows elsewhere.
+        let _ = self.overtake(&ToKeeper::Ready, &[]).await;
     }
 
     /// Tells the keeper that everything has ended and this process will exit.
