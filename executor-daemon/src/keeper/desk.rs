@@ -75,7 +75,10 @@ pub(super) enum Notice {
     /// The engine's process is gone or talks nonsense.
     LinkLost,
     /// The same of one that could not take over yet.
-    NextLost,
+    NextLost {
+        /// It is gone. False: it talks nonsense.
+        understood: bool,
+    },
     /// A child that is no helper has ended.
     Child {
         /// Its id.
@@ -443,9 +446,9 @@ impl Desk {
         let notice = match (flushed, next.receive()) {
             (Ok(()), Received::Nothing) => return,
             (Ok(()), Received::Packet(packet)) if matches!(packet.decode(), Ok(ToKeeper::Standby)) => Notice::Standby,
-            _ => {
+            (_, received) => {
                 self.drop_next();
-                Notice::NextLost
+                Notice::NextLost { understood: !matches!(received, Received::Packet(_)) }
             }
         };
         self.notices.push(notice);

@@ -373,3 +373,26 @@ pub(super) fn null_stdin() -> io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
     Ok(nix::unistd::dup2_stdin(null)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_keeper_of_another_version_is_not_taken_over_from() {
+        let (ours, theirs) = wire::pair().expect("a pair");
+        let hello = FromKeeper::Hello {
+            version: VERSION + 1,
+            keeper: [7; 16],
+            identities: Vec::new(),
+            listeners: Vec::new(),
+            server_settings: Vec::new(),
+        };
+        Frame::encode(&hello).expect("small").send(theirs.as_fd(), &[], MsgFlags::empty()).expect("it is taken");
+        let error = KeeperLink::greeted(ours).await.expect_err("it cannot know what the messages mean");
+        let expected = format!("the keeper speaks version {} of the link, this program {VERSION}", VERSION + 1);
+        assert_eq!((error.kind(), error.to_string()), (io::ErrorKind::Unsupported, expected));
+        // Nothing was said: to a keeper of any version it is one that has gone.
+        assert!(matches!(wire::receive(theirs.as_fd(), MsgFlags::MSG_DONTWAIT), Ok(None)));
+    }
+}

@@ -152,7 +152,12 @@ impl Daemon {
                     }
                     // Its end was only just reported, or it closed the link: either way it is over with it.
                     Notice::LinkLost | Notice::Drained => kill(unreaped(self.desk.server)),
-                    Notice::NextLost => kill(unreaped(self.desk.next_server)),
+                    Notice::NextLost { understood } => {
+                        if !understood {
+                            log(format_args!("the new server does not speak this keeper's language and is ended"));
+                        }
+                        kill(unreaped(self.desk.next_server));
+                    }
                     Notice::Child { pid, status } if self.desk.server == Some(pid) => {
                         start_at = self.server_ended(status);
                         self.promote_if_free()?;
@@ -200,6 +205,7 @@ impl Daemon {
         }
         log(format_args!("SIGHUP: starting a new server"));
         if let Err(error) = self.program.renew().and_then(|()| self.greet_server()) {
+            self.program.keep_old();
             log(format_args!("the new server cannot be started ({error}); the old one stays"));
         }
     }
@@ -209,7 +215,6 @@ impl Daemon {
         if self.standby && self.desk.server.is_none() {
             self.desk.server = self.desk.next_server.take();
             (self.ready_since, self.next_by, self.standby) = (None, None, false);
-            self.program.keep();
             self.desk.promote()?;
         }
         Ok(())
@@ -239,6 +244,7 @@ impl Daemon {
 
     fn say_ready(&mut self) {
         self.was_ready = true;
+        self.program.keep();
         self.ready_since = Some(Instant::now());
         if let Some(line) = self.ready_line.take() {
             let mut out = io::stdout().lock();
@@ -257,6 +263,8 @@ impl Daemon {
         if self.standby {
             return Instant::now();
         }
+        // If it was the newer program that could not take over, the one before can.
+        self.program.keep_old();
         self.back_off = back_off_after(self.back_off, status, served);
         log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
         Instant::now() + self.back_off
@@ -274,7 +282,7 @@ impl Daemon {
             self.wait(self.drain_limit, |desk, notice| match notice {
                 Some(Notice::Drained | Notice::LinkLost | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => true,
                 Some(Notice::Child { pid, .. }) => desk.server == Some(pid),
-                Some(Notice::Ready | Notice::Standby | Notice::NextLost | Notice::Signal(_)) | None => false,
+                Some(Notice::Ready | Notice::Standby | Notice::NextLost { .. } | Notice::Signal(_)) | None => false,
             })?;
         }
         self.desk.kill_everything();
@@ -402,8 +410,8 @@ impl fmt::Display for Ended {
 
 /// One line for the operator.
 fn log(line: fmt::Arguments<'_>) {
-    // Whoever started the daemon may have closed it.
-    let _ = writeln!(io::stderr(), "executor-daemon: {line}");
+    // In one write: the server's lines go the same way. Whoever started the daemon may have closed it.
+    let _ = io::stderr().write_all(format!("executor-daemon: {line}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 //!
 //! `TAKEOVER_TASKS` and `TAKEOVER_KILLS` make it longer (`just soak`).
 
+mod replaced;
+
 use std::{collections::BTreeMap, fmt::Display, fs, time::Duration};
 
 use executor_proto::types::{Exit, StreamName, TaskId, TaskStatus};
-use executor_tests::{Backend, Setup, Stopwatch, World, processes::Found, run, wait_for, wait_until};
+use executor_tests::{Backend, Setup, Stopwatch, World, processes::Found, run, tell, wait_for, wait_until};
 use futures_util::{StreamExt as _, stream};
 use nix::sys::signal::Signal;
 
@@ -51,6 +53,19 @@ async fn replace_server(world: &World) -> Duration {
     answered
 }
 
+/// Does so again and again, each time at some instant; how long each took.
+async fn replace_servers(world: &World, times: usize) -> Vec<Duration> {
+    let mut answers = Vec::new();
+    for _ in 0..times {
+        let mut random = [0];
+        getrandom::fill(&mut random).expect("the kernel has random bytes");
+        // No condition: that nothing is waited for is what makes the instant any.
+        tokio::time::sleep(Duration::from_millis(random[0].into())).await;
+        answers.push(replace_server(world).await);
+    }
+    answers
+}
+
 /// A task that writes numbered lines, without starting a process for it, until the file `go` is there; then the last one.
 fn counting(lines_per_second: u32) -> String {
     let pause = 1.0 / f64::from(lines_per_second);
@@ -84,14 +99,18 @@ fn tasks_bytes_and_notices_survive_the_server() {
         prepare(world).await;
         let lines_per_second = u32::try_from(2_000 / tasks).unwrap_or(1).clamp(1, 50);
         let command = counting(lines_per_second);
+        let of_kills = |part: usize| kills.div_ceil(4) * part;
+
+        // A quarter of the kills while they are started, whose replies are lost at times and asked for again.
         let starts = stream::iter(0..tasks).map(|_| world.background(&command)).buffer_unordered(AT_ONCE);
-        let ids: Vec<TaskId> = starts.collect().await;
-        for kill in 0..kills {
-            replace_server(world).await;
+        let (ids, mut answers) = tokio::join!(starts.collect::<Vec<TaskId>>(), replace_servers(world, of_kills(1)));
+
+        // Half of them while all run: every stream goes on, and what came before is there.
+        for kill in 0..of_kills(2) {
+            answers.extend(replace_servers(world, 1).await);
             let listed = world.list().await;
             let running = listed.iter().filter(|task| task.status == TaskStatus::Running).count();
-            assert_eq!(running, tasks, "after {} kills: {listed:?}", kill + 1);
-            // Every stream goes on, and what came before is there.
+            assert_eq!((running, listed.len()), (tasks, tasks), "{listed:?}");
             let id = &ids[kill % ids.len()];
             let before = world.stream(id, StreamName::Stdout, false).await.expect("it can be read").0.len();
             wait_until("the task writes on", LIMIT, async || {
@@ -100,7 +119,10 @@ fn tasks_bytes_and_notices_survive_the_server() {
             })
             .await;
         }
+
+        // The others while they end and their owner is told.
         fs::write(world.tmp().join("go"), "").expect("written");
+        answers.extend(replace_servers(world, of_kills(1)).await);
         for id in &ids {
             let status = world.ended(id, LIMIT).await.expect("it ends");
             assert_eq!(status, TaskStatus::Ended(Exit::Code(7)), "{id}");
@@ -110,7 +132,7 @@ fn tasks_bytes_and_notices_survive_the_server() {
         }
         wait_for("all notices are here", LIMIT, || world.mailbox().taken().len() >= tasks).await;
         // Once more, so that what was delivered and not acknowledged would come again.
-        replace_server(world).await;
+        answers.push(replace_server(world).await);
         assert_eq!(world.bash("echo and on").await, "and on\n");
         let mut notices: BTreeMap<String, usize> = BTreeMap::new();
         for notice in world.mailbox().taken() {
@@ -118,6 +140,8 @@ fn tasks_bytes_and_notices_survive_the_server() {
         }
         assert_eq!(notices.len(), tasks);
         assert!(notices.values().all(|count| *count == 1), "{notices:?}");
+        let slowest = answers.iter().max().expect("one at least");
+        tell(format_args!("{tasks} tasks, {} kills: the slowest answer after {slowest:?}", answers.len()));
     });
 }
 
