@@ -122,8 +122,9 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
             // An error is the sender's end, which closes too.
             let _ = closed.await;
         });
+    // Said before the first answer, so that a server that has answered was ready, for the keeper too.
+    link.ready().await;
     let serving = tokio::spawn(serving);
-    link.ready();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serving");
 
     link.drain_requested().await;

@@ -79,6 +79,8 @@ pub struct Setup {
     /// Words before the daemon's own command line: a program that becomes or starts it. `${ROOT}` stands for the directory
     /// that holds the daemon's files, `state` among them.
     pub launcher: Vec<String>,
+    /// The daemon is a copy of the program, which the test may replace: [`crate::Daemon::program`].
+    pub own_program: bool,
     /// The process group that the daemon is started in; `None`: the test's.
     pub group: Option<i32>,
     /// Longest silence on a stream from the daemon; `None`: the default.
@@ -110,6 +112,7 @@ impl Default for Setup {
             uid: None,
             run_as: "root",
             launcher: Vec::new(),
+            own_program: false,
             group: None,
             heartbeat_ms: None,
             faults: None,

@@ -43,6 +43,7 @@ pub struct Daemon {
     child: Child,
     /// The daemon's outermost process.
     pid: i32,
+    program: PathBuf,
     endpoint: String,
     token_file: PathBuf,
     log: PathBuf,
@@ -68,7 +69,8 @@ impl Daemon {
         });
         let launcher: Vec<String> =
             setup.launcher.iter().map(|word| word.replace("${ROOT}", &root.to_string_lossy())).collect();
-        let mut command = program(&launcher);
+        let program = if setup.own_program { copy_of_program(root)? } else { binaries::executor_daemon().to_owned() };
+        let mut command = command(&launcher, &program);
         command.arg("serve").args(["--listen", &listen]);
         command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
         if let Some(uid) = setup.uid {
@@ -85,7 +87,7 @@ impl Daemon {
         let child = command.spawn().context("starting the daemon")?;
         let pid = i32::try_from(child.id()).expect("process ids are small");
         let grace = Duration::from_millis(setup.grace_ms);
-        let mut daemon = Self { child, pid, endpoint: String::new(), token_file, log, grace };
+        let mut daemon = Self { child, pid, program, endpoint: String::new(), token_file, log, grace };
         daemon.endpoint = daemon.ready(backend, &socket).await?;
         if !setup.launcher.is_empty() {
             daemon.pid = daemon.processes().first().context("the launcher started no daemon")?.pid;
@@ -105,6 +107,12 @@ impl Daemon {
         &self.token_file
     }
 
+    /// The path that it was started from.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// The pid of its outermost process: the keeper.
     #[must_use]
     pub fn pid(&self) -> i32 {
@@ -120,7 +128,7 @@ impl Daemon {
     #[must_use]
     pub fn processes(&self) -> Vec<Found> {
         let own = |one: &Found| match &one.program {
-            Some(program) => program == binaries::executor_daemon(),
+            Some(program) => *program == self.program,
             // It hides from its own user, who has only its name to go by.
             None => one.command_line.split(' ').next().is_some_and(|word| word.ends_with("executor-daemon")),
         };
@@ -253,11 +261,20 @@ pub(crate) fn give(path: &Path, uid: Option<u32>) -> anyhow::Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests start the daemon that they test")]
-fn program(launcher: &[String]) -> Command {
-    let Some((first, rest)) = launcher.split_first() else { return Command::new(binaries::executor_daemon()) };
+fn command(launcher: &[String], program: &Path) -> Command {
+    let Some((first, rest)) = launcher.split_first() else { return Command::new(program) };
     let mut command = Command::new(first);
-    command.args(rest).arg(binaries::executor_daemon());
+    command.args(rest).arg(program);
     command
+}
+
+/// Made by a process of its own: a file that is open for writing in a process that starts others cannot be executed for a moment.
+#[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]
+fn copy_of_program(root: &Path) -> anyhow::Result<PathBuf> {
+    let copy = root.join("executor-daemon");
+    let status = Command::new("cp").arg(binaries::executor_daemon()).arg(&copy).status()?;
+    anyhow::ensure!(status.success(), "copying the daemon's program: {status}");
+    Ok(copy)
 }
 
 /// A token that no other daemon under test has.

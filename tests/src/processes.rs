@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::{ffi::OsStringExt, fs::OpenOptionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -28,7 +29,7 @@ pub struct Found {
     pub state: char,
     /// Its arguments joined by spaces.
     pub command_line: String,
-    /// Its program. `None`: it may not be seen.
+    /// Its program, by the path that it was started from: another may lie there by now. `None`: it may not be seen.
     pub program: Option<PathBuf>,
 }
 
@@ -79,8 +80,13 @@ pub fn look(pid: i32) -> Option<Found> {
         parent: fields.get(1)?.parse().ok()?,
         started: fields.get(19)?.parse().ok()?,
         command_line: String::from_utf8_lossy(&command_line).replace('\0', " ").trim_end().to_owned(),
-        program: fs::read_link(format!("/proc/{pid}/exe")).ok(),
+        program: program(pid),
     })
+}
+
+fn program(pid: i32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?.into_os_string().into_vec();
+    Some(OsString::from_vec(path.strip_suffix(b" (deleted)").unwrap_or(&path).to_vec()).into())
 }
 
 /// All processes that there are, by id.

@@ -335,7 +335,8 @@ impl World {
     #[must_use]
     pub fn survivors(&self) -> Vec<Found> {
         let marks = [self.tag.as_str(), &self.tmp.to_string_lossy()];
-        let mut found = processes::marked(&marks, &self.tmp, binaries::executor_daemon());
+        let own = self.daemon().map_or(binaries::executor_daemon(), Daemon::program);
+        let mut found = processes::marked(&marks, &self.tmp, own);
         // What the daemon was started through (a namespace of its own) is not a command's either.
         found.retain(|one| self.daemon().is_none_or(|daemon| !daemon.was_started_through(one.pid)));
         found

@@ -24,6 +24,7 @@ pub(super) struct Channel {
     token: u64,
     /// What could not be sent yet. Bounded by what the other end has asked for and the commands that there are.
     waiting: VecDeque<(Frame, Vec<Rc<OwnedFd>>)>,
+    deaf: bool,
 }
 
 /// What a look at a channel gave.
@@ -41,7 +42,7 @@ impl Channel {
     /// Registers a connection for reading.
     pub(super) fn register(epoll: &Epoll, socket: OwnedFd, token: u64) -> io::Result<Self> {
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
-        Ok(Self { socket, token, waiting: VecDeque::new() })
+        Ok(Self { socket, token, waiting: VecDeque::new(), deaf: false })
     }
 
     /// Is known by another token from now on.
@@ -50,6 +51,11 @@ impl Channel {
         let waiting = if self.waiting.is_empty() { EpollFlags::empty() } else { EpollFlags::EPOLLOUT };
         epoll.modify(&self.socket, &mut EpollEvent::new(EpollFlags::EPOLLIN | waiting, token))?;
         Ok(())
+    }
+
+    /// Whether the other end has not taken something: it is gone. What it had said can still be received.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf
     }
 
     /// Sends, or keeps for later.
@@ -63,7 +69,10 @@ impl Channel {
                     let both = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT;
                     epoll.modify(&self.socket, &mut EpollEvent::new(both, self.token))?;
                 }
-                sent => return sent,
+                sent => {
+                    self.deaf |= sent.is_err();
+                    return sent;
+                }
             }
         }
         self.waiting.push_back((frame, fds));
@@ -79,7 +88,10 @@ impl Channel {
             match self.try_send(frame, fds) {
                 Ok(()) => self.waiting.pop_front(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.deaf = true;
+                    return Err(error);
+                }
             };
         }
         epoll.modify(&self.socket, &mut EpollEvent::new(EpollFlags::EPOLLIN, self.token))?;

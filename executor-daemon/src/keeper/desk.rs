@@ -73,7 +73,10 @@ pub(super) enum Notice {
     /// The engine's process is gone or talks nonsense.
     LinkLost,
     /// The same of one that could not take over yet.
-    NextLost,
+    NextLost {
+        /// It is gone. False: it talks nonsense.
+        understood: bool,
+    },
     /// A child that is no helper has ended.
     Child {
         /// Its id.
@@ -216,7 +219,9 @@ impl Desk {
         for event in &events[..count] {
             let writable = event.events().contains(EpollFlags::EPOLLOUT);
             match event.data() {
-                LINK => self.link_event(writable),
+                LINK => {
+                    self.link_event(writable);
+                }
                 NEXT => self.next_event(writable),
                 SIGNALS => self.signal_event(),
                 token => self.helper_event(token, writable),
@@ -224,6 +229,9 @@ impl Desk {
         }
         if self.reap_more {
             self.reap();
+        }
+        if self.link.as_ref().is_some_and(Channel::is_deaf) {
+            self.hear_out();
         }
         self.pursue_overdue();
         self.pursue_hunt();

@@ -240,9 +240,14 @@ impl KeeperLink {
     /// # Errors
     /// When the keeper is lost.
     pub async fn keep_file(&self, handle: ProcessHandle, stream: StreamName, file: BorrowedFd<'_>) -> io::Result<()> {
-        let frame = Frame::encode(&ToKeeper::KeepFile { handle, stream: stream.into() })?;
-        // Past what waits to be sent: nothing there is about a file of this stream.
-        let send = |socket: &OwnedFd| frame.send(socket.as_fd(), &[file], MsgFlags::MSG_DONTWAIT);
+        // Nothing of what waits is about a file of this stream.
+        self.overtake(&ToKeeper::KeepFile { handle, stream: stream.into() }, &[file]).await
+    }
+
+    /// Sends past what waits to be sent. When it returns, the keeper gets it whatever becomes of this process.
+    async fn overtake(&self, message: &ToKeeper, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let frame = Frame::encode(message)?;
+        let send = |socket: &OwnedFd| frame.send(socket.as_fd(), fds, MsgFlags::MSG_DONTWAIT);
         self.shared().socket.async_io(Interest::WRITABLE, send).await
     }
 
@@ -311,9 +316,10 @@ impl KeeperLink {
         let _ = drain.wait_for(|asked| *asked).await;
     }
 
-    /// Tells the keeper that calls are taken.
-    pub fn ready(&self) {
-        self.shared().tell(ToKeeper::Ready);
+    /// Tells the keeper that calls are taken. It knows when this returns, whatever becomes of this process.
+    pub async fn ready(&self) {
+        // A keeper that is lost shows elsewhere.
+        let _ = self.overtake(&ToKeeper::Ready, &[]).await;
     }
 
     /// Tells the keeper that everything has ended and this process will exit.
@@ -412,4 +418,27 @@ pub(super) fn take_from_stdin() -> io::Result<OwnedFd> {
 pub(super) fn null_stdin() -> io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
     Ok(nix::unistd::dup2_stdin(null)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_keeper_of_another_version_is_not_taken_over_from() {
+        let (ours, theirs) = wire::pair().expect("a pair");
+        let hello = FromKeeper::Hello {
+            version: VERSION + 1,
+            keeper: [7; 16],
+            identities: Vec::new(),
+            listeners: Vec::new(),
+            server_settings: Vec::new(),
+        };
+        Frame::encode(&hello).expect("small").send(theirs.as_fd(), &[], MsgFlags::empty()).expect("it is taken");
+        let error = KeeperLink::greeted(ours).await.expect_err("it cannot know what the messages mean");
+        let expected = format!("the keeper speaks version {} of the link, this program {VERSION}", VERSION + 1);
+        assert_eq!((error.kind(), error.to_string()), (io::ErrorKind::Unsupported, expected));
+        // Nothing was said: to a keeper of any version it is one that has gone.
+        assert!(matches!(wire::receive(theirs.as_fd(), MsgFlags::MSG_DONTWAIT), Ok(None)));
+    }
 }

@@ -36,12 +36,12 @@ use super::{
 
 /// The exit code for our own failures.
 const FAILED: u8 = 125;
-/// First wait before a server that died at once is started again; doubled each time.
+/// Wait before a server that was killed is started again. For one that ends by itself it is the first, doubled each time.
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 /// Longest wait before a server is started again.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(30);
-/// A server that lived this long did not die at once.
-const LIVED: Duration = Duration::from_secs(10);
+/// A server that was ready for so long has not ended at once.
+const SERVED: Duration = Duration::from_secs(10);
 /// How long a server may take until it could take over.
 const STANDBY_LIMIT: Duration = Duration::from_secs(10);
 /// How long the next step waits for what was killed. What is left then (in uninterruptible sleep) goes on being killed.
@@ -74,8 +74,8 @@ struct Daemon {
     server_settings: Vec<u8>,
     drain_limit: Duration,
     ready_line: Option<String>,
-    /// While one serves: when it began to.
-    started: Option<Instant>,
+    /// While one serves: since when it has been ready.
+    ready_since: Option<Instant>,
     /// While one is on its way to be the server: by when it must be there.
     next_by: Option<Instant>,
     /// It is there.
@@ -112,7 +112,7 @@ impl Daemon {
             server_settings,
             drain_limit,
             ready_line: Some(ready_line),
-            started: None,
+            ready_since: None,
             next_by: None,
             standby: false,
             program: Program::open(server_user)?,
@@ -124,7 +124,7 @@ impl Daemon {
     fn run(mut self) -> io::Result<()> {
         let mut start_at = Instant::now();
         loop {
-            let waits = self.started.is_none() && self.next_by.is_none();
+            let waits = self.desk.server.is_none() && self.next_by.is_none();
             if waits && Instant::now() >= start_at {
                 start_at = self.start_server()?;
             }
@@ -133,10 +133,15 @@ impl Daemon {
                 self.next_by = None;
                 kill(self.desk.next_server);
             }
-            let waits = self.started.is_none() && self.next_by.is_none();
+            let waits = self.desk.server.is_none() && self.next_by.is_none();
             let mut stop = None;
-            for notice in self.desk.turn(self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at)))? {
-                match notice {
+            let notices = self.desk.turn(self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at)))?;
+            // The id of one that has been reaped is not its own any more.
+            let reaped =
+                |pid| notices.iter().any(|one| matches!(one, Notice::Child { pid: reaped, .. } if *reaped == pid));
+            let unreaped = |server: Option<i32>| server.filter(|pid| !reaped(*pid));
+            for notice in &notices {
+                match *notice {
                     Notice::Ready => self.say_ready(),
                     Notice::Signal(Signal::SIGHUP) => self.replace_server(),
                     // After the rest of what is known by now: a server that has ended is not waited for, nor killed.
@@ -144,12 +149,17 @@ impl Daemon {
                     Notice::Standby => {
                         self.standby = true;
                         // Nothing of what runs is its alone: the other one takes over all of it.
-                        kill(self.desk.server);
+                        kill(unreaped(self.desk.server));
                         self.promote_if_free()?;
                     }
                     // Its end was only just reported, or it closed the link: either way it is over with it.
-                    Notice::LinkLost | Notice::Drained => kill(self.desk.server),
-                    Notice::NextLost => kill(self.desk.next_server),
+                    Notice::LinkLost | Notice::Drained => kill(unreaped(self.desk.server)),
+                    Notice::NextLost { understood } => {
+                        if !understood {
+                            log(format_args!("the new server does not speak this keeper's language and is ended"));
+                        }
+                        kill(unreaped(self.desk.next_server));
+                    }
                     Notice::Child { pid, status } if self.desk.server == Some(pid) => {
                         start_at = self.server_ended(status);
                         self.promote_if_free()?;
@@ -197,6 +207,7 @@ impl Daemon {
         }
         log(format_args!("SIGHUP: starting a new server"));
         if let Err(error) = self.program.renew().and_then(|()| self.greet_server()) {
+            self.program.keep_old();
             log(format_args!("the new server cannot be started ({error}); the old one stays"));
         }
     }
@@ -205,8 +216,7 @@ impl Daemon {
     fn promote_if_free(&mut self) -> io::Result<()> {
         if self.standby && self.desk.server.is_none() {
             self.desk.server = self.desk.next_server.take();
-            (self.started, self.next_by, self.standby) = (Some(Instant::now()), None, false);
-            self.program.keep();
+            (self.ready_since, self.next_by, self.standby) = (None, None, false);
             self.desk.promote()?;
         }
         Ok(())
@@ -221,7 +231,7 @@ impl Daemon {
         self.desk.drop_next();
         (self.next_by, self.standby) = (None, false);
         self.program.keep_old();
-        if self.started.is_some() {
+        if self.desk.server.is_some() {
             log(format_args!("the new server {} before it was ready; the old one stays", Ended(status)));
             return Ok(Instant::now());
         }
@@ -236,6 +246,8 @@ impl Daemon {
 
     fn say_ready(&mut self) {
         self.was_ready = true;
+        self.program.keep();
+        self.ready_since = Some(Instant::now());
         if let Some(line) = self.ready_line.take() {
             let mut out = io::stdout().lock();
             // Whoever started the daemon may not listen.
@@ -249,11 +261,13 @@ impl Daemon {
     fn server_ended(&mut self, status: i32) -> Instant {
         self.desk.server = None;
         self.desk.detach();
-        let lived = self.started.take().map_or(Duration::ZERO, |started| started.elapsed());
+        let served = self.ready_since.take().map(|since| since.elapsed());
         if self.standby {
             return Instant::now();
         }
-        self.back_off = if lived >= LIVED { Duration::ZERO } else { next_back_off(self.back_off) };
+        // If it was the newer program that could not take over, the one before can.
+        self.program.keep_old();
+        self.back_off = back_off_after(self.back_off, status, served);
         log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
         Instant::now() + self.back_off
     }
@@ -270,7 +284,7 @@ impl Daemon {
             self.wait(self.drain_limit, |desk, notice| match notice {
                 Some(Notice::Drained | Notice::LinkLost | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => true,
                 Some(Notice::Child { pid, .. }) => desk.server == Some(pid),
-                Some(Notice::Ready | Notice::Standby | Notice::NextLost | Notice::Signal(_)) | None => false,
+                Some(Notice::Ready | Notice::Standby | Notice::NextLost { .. } | Notice::Signal(_)) | None => false,
             })?;
         }
         self.desk.kill_everything();
@@ -306,8 +320,26 @@ impl Daemon {
     }
 }
 
+/// How long to wait before the next server, after one that ended so and had been ready for so long (`None`: it never was).
+/// One that ends by itself again and again, or never becomes ready, is started later each time. To have been killed says nothing
+/// about a server that was ready: clients are answered again as soon after the tenth kill as after the first.
+fn back_off_after(last: Duration, status: i32, served: Option<Duration>) -> Duration {
+    match served {
+        Some(served) if served >= SERVED => Duration::ZERO,
+        Some(_) if was_killed(status) => FIRST_BACK_OFF,
+        Some(_) | None => next_back_off(last),
+    }
+}
+
 fn next_back_off(last: Duration) -> Duration {
     (last * 2).clamp(FIRST_BACK_OFF, LONGEST_BACK_OFF)
+}
+
+/// Whether it was ended by a signal of somebody else: not by an exit, nor by a signal that faults of a program's own end in.
+fn was_killed(status: i32) -> bool {
+    const OWN_FAULTS: [i32; 7] =
+        [libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
+    libc::WIFSIGNALED(status) && !OWN_FAULTS.contains(&libc::WTERMSIG(status))
 }
 
 /// Ends a server that was started here and is not reaped.
@@ -385,6 +417,56 @@ impl fmt::Display for Ended {
 
 /// One line for the operator.
 fn log(line: fmt::Arguments<'_>) {
-    // Whoever started the daemon may have closed it.
-    let _ = writeln!(io::stderr(), "executor-daemon: {line}");
+    // In one write: the server's lines go the same way. Whoever started the daemon may have closed it.
+    let _ = io::stderr().write_all(format!("executor-daemon: {line}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A raw wait status.
+    const fn exited(code: i32) -> i32 {
+        code << 8
+    }
+
+    /// The waits after servers that ended so one after the other, in milliseconds.
+    fn waits(ends: impl IntoIterator<Item = (i32, Option<Duration>)>) -> Vec<u128> {
+        let mut last = Duration::ZERO;
+        let next = |(status, served)| {
+            last = back_off_after(last, status, served);
+            last.as_millis()
+        };
+        ends.into_iter().map(next).collect()
+    }
+
+    const AT_ONCE: Option<Duration> = Some(Duration::from_millis(1));
+
+    #[test]
+    fn a_server_that_was_ready_and_is_killed_is_back_at_once_each_time() {
+        assert_eq!(waits([(libc::SIGKILL, AT_ONCE); 20]), [100; 20]);
+        assert_eq!(waits([(libc::SIGTERM, AT_ONCE); 20]), [100; 20]);
+    }
+
+    #[test]
+    fn a_server_that_ends_by_itself_is_started_later_each_time() {
+        const LATER: [u128; 11] = [100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000];
+        for own in [exited(0), exited(1), exited(101), libc::SIGABRT, libc::SIGSEGV | 0x80] {
+            assert_eq!(waits([(own, AT_ONCE); 11]), LATER, "status {own}");
+        }
+        // Whatever ends it before it was ready.
+        for status in [exited(125), libc::SIGKILL] {
+            assert_eq!(waits([(status, None); 11]), LATER, "status {status}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_has_served_begins_anew() {
+        let (crash, served) = (libc::SIGSEGV, Some(SERVED));
+        assert_eq!(waits([(crash, AT_ONCE), (crash, AT_ONCE), (crash, served), (crash, AT_ONCE)]), [100, 200, 0, 100]);
+        assert_eq!(
+            waits([(crash, None), (crash, None), (libc::SIGKILL, AT_ONCE), (crash, None)]),
+            [100, 200, 100, 200]
+        );
+    }
 }

@@ -84,6 +84,9 @@ impl Desk {
             } else if let Some(command) = self.bereaved_shell(pid) {
                 command.status = Some(status);
             } else {
+                if self.server == Some(pid) {
+                    self.hear_out();
+                }
                 self.remember_orphan(pid, status);
                 self.notices.push(Notice::Child { pid, status });
             }

@@ -109,23 +109,37 @@ impl Desk {
         }
     }
 
-    pub(super) fn link_event(&mut self, writable: bool) {
+    /// Takes messages, not so many that nobody else has a turn; whether there may be more.
+    pub(super) fn link_event(&mut self, writable: bool) -> bool {
         for _ in 0..MAX_MESSAGES_AT_ONCE {
-            let Some(link) = &mut self.link else { return };
-            if writable && link.flush(&self.epoll).is_err() {
-                return self.lose_link();
+            let Some(link) = &mut self.link else { return false };
+            if writable {
+                // If it is gone, the channel knows.
+                let _ = link.flush(&self.epoll);
             }
             match link.receive() {
-                Received::Nothing => return,
-                Received::Closed => return self.lose_link(),
+                Received::Nothing => return false,
                 Received::Packet(packet) => match packet.decode() {
                     // What belongs to the message is lost, here as on a broken socket.
                     Ok(message) if !packet.cut || matches!(message, ToKeeper::KeepFile { .. }) => {
                         self.engine_says(message, packet);
+                        continue;
                     }
-                    Ok(_) | Err(_) => return self.lose_link(),
+                    Ok(_) | Err(_) => {}
                 },
+                Received::Closed => {}
             }
+            self.lose_link();
+            return false;
+        }
+        true
+    }
+
+    /// Takes all that an engine has said that is no more: files that it gave to hold are part of it. Then gives it up.
+    pub(super) fn hear_out(&mut self) {
+        while self.link_event(false) {}
+        if self.link.is_some() {
+            self.lose_link();
         }
     }
 
@@ -143,9 +157,9 @@ impl Desk {
         let notice = match (flushed, next.receive()) {
             (Ok(()), Received::Nothing) => return,
             (Ok(()), Received::Packet(packet)) if matches!(packet.decode(), Ok(ToKeeper::Standby)) => Notice::Standby,
-            _ => {
+            (_, received) => {
                 self.drop_next();
-                Notice::NextLost
+                Notice::NextLost { understood: !matches!(received, Received::Packet(_)) }
             }
         };
         self.notices.push(notice);
@@ -153,17 +167,19 @@ impl Desk {
 
     pub(super) fn tell(&mut self, message: &FromKeeper, fds: Vec<Rc<OwnedFd>>) {
         let Some(link) = &mut self.link else { return };
-        let sent = Frame::encode(message).and_then(|frame| link.send(&self.epoll, frame, fds));
-        if sent.is_err() {
-            self.lose_link();
+        match Frame::encode(message) {
+            Ok(frame) => {
+                // If it is gone, the channel knows.
+                let _ = link.send(&self.epoll, frame, fds);
+            }
+            Err(_no_memory_for_it) => self.lose_link(),
         }
     }
 
     /// To the engine, as it came.
     pub(super) fn pass_up(&mut self, packet: Packet, fds: Vec<Rc<OwnedFd>>) {
         let Some(link) = &mut self.link else { return };
-        if link.send(&self.epoll, packet.into_parts().0, fds).is_err() {
-            self.lose_link();
-        }
+        // If it is gone, the channel knows.
+        let _ = link.send(&self.epoll, packet.into_parts().0, fds);
     }
 }

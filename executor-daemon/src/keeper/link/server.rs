@@ -20,8 +20,9 @@ pub(in crate::keeper) fn server_main(user: Vec<OsString>) -> i32 {
         Ok(code) if code == ExitCode::SUCCESS => 0,
         Ok(_) => 1,
         Err(error) => {
-            // Whoever started the daemon may have closed it.
-            let _ = writeln!(io::stderr(), "executor-daemon: the server cannot start: {error}");
+            // In one write: the keeper's lines go the same way. Whoever started the daemon may have closed it.
+            let line = format!("executor-daemon: the server cannot start: {error}\n");
+            let _ = io::stderr().write_all(line.as_bytes());
             i32::from(FAILED)
         }
     }
