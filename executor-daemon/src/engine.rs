@@ -1,7 +1,7 @@
 //! The domain: runs and tasks, who owns them, what is kept of them. Knows nothing of gRPC and nothing of `fork`.
 //!
 //! Read in this order: `start` (one command from request to driver), `command` (what bash is given), `entry` (one run or
-//! task), `task` (the pure rules of its state), `driver` (takes it to its end), `run` (a run as its caller holds it), `registry`
+//! task), `task` (the pure rules of its state), `reads` (those of its read position), `driver` (takes it to its end), `run` (a run as its caller holds it), `registry`
 //! (ids, owners, what is forgotten), `keys` (what start keys stand for), `completions`, `recall` and `carry` (what a process
 //! before this one has written down, and left running).
 //!
@@ -41,9 +41,12 @@ mod driver;
 mod entry;
 mod info;
 mod keys;
+mod reads;
 mod recall;
 mod registry;
 mod run;
+#[cfg(test)]
+mod schedules;
 mod start;
 mod state_dir;
 mod task;

@@ -116,17 +116,15 @@ impl Journal {
     ) -> io::Result<(Self, Recovered)> {
         let (store, set_aside) = Store::open(state_dir, now_ms)?;
         let tails = Tails::open(state_dir)?;
-        let opened = recover(&store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
-        let OpenedRows { world, next_number, keys, mut recovered } = opened;
+        let copier = store.another()?;
+        let (state, mut recovered) =
+            State::of(store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
         recovered.set_aside = set_aside;
         let known = recovered
             .starts
             .iter()
             .filter_map(|start| Some((start.start.account.tenant.clone(), start.started.as_ref()?.id.clone())));
         tails.keep_only(&known.collect());
-        let starts = recovered.starts.len() as u64;
-        let copier = store.another()?;
-        let state = State { store, world, next_number, starts, keys };
         let shared = Arc::new(Shared { state: Mutex::new(state), failures: AtomicU64::new(0) });
         let (copy, asked) = sync_channel(1);
         let of_thread = Arc::clone(&shared);
@@ -266,7 +264,55 @@ impl Journal {
     }
 }
 
+/// For tests of the rules over it: no file, no thread, no kept output.
+#[cfg(any(test, fuzzing))]
+impl Journal {
+    /// One that holds nothing yet.
+    pub(crate) fn in_memory(boot_id: &str, keeper: KeeperInstance, now_ms: u64) -> Self {
+        let store = Store::in_memory().expect("memory is there");
+        let (state, _nothing) = State::of(store, boot_id, keeper, now_ms, false).expect("a new one can be read");
+        let shared = Arc::new(Shared { state: Mutex::new(state), failures: AtomicU64::new(0) });
+        let (copy, _nobody) = sync_channel(1);
+        let inner = Inner { shared, written: AtomicU32::new(0), copy, tails: Tails::nowhere() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What a process finds that opens it now; from then on it is that one's.
+    pub(crate) fn reopened(&self, boot_id: &str, keeper: KeeperInstance, now_ms: u64) -> Recovered {
+        let mut state = self.inner.shared.state();
+        let opened = recover(&state.store, boot_id, keeper, now_ms, false).expect("it can be read");
+        state.starts = opened.recovered.starts.len() as u64;
+        (state.world, state.next_number, state.keys) = (opened.world, opened.next_number, opened.keys);
+        opened.recovered
+    }
+
+    /// Forgets everything.
+    #[cfg(test)]
+    pub(crate) fn empty(&self) {
+        self.inner.shared.state().store.empty().expect("memory can be written");
+    }
+
+    /// Records that could not be written.
+    #[cfg(test)]
+    pub(crate) fn failures(&self) -> u64 {
+        self.inner.shared.failures.load(Ordering::Relaxed)
+    }
+}
+
 impl State {
+    /// Enters this world with what the store holds, and says what that is.
+    fn of(
+        store: Store,
+        boot_id: &str,
+        keeper: KeeperInstance,
+        now_ms: u64,
+        lost: bool,
+    ) -> Result<(Self, Recovered), Error> {
+        let OpenedRows { world, next_number, keys, recovered } = recover(&store, boot_id, keeper, now_ms, lost)?;
+        let starts = recovered.starts.len() as u64;
+        Ok((Self { store, world, next_number, starts, keys }, recovered))
+    }
+
     fn begin(&mut self, number: StartNumber, start: &[u8]) -> Result<(), Error> {
         if self.starts >= MAX_STARTS {
             const OLDEST: &str =

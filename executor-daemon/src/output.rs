@@ -39,6 +39,8 @@ use tokio::{sync::watch, time};
 pub(crate) use self::reader::{ReadUntil, StreamReader};
 #[cfg(fuzzing)]
 pub use self::tail::fuzzing::deltas_add_up;
+#[cfg(test)]
+pub(crate) use self::tail::kept_bytes;
 use self::{
     pump::{Pump, PumpControl},
     ring::Ring,
@@ -289,17 +291,9 @@ impl Stream {
     pub(crate) async fn delta(&self, cursor: u64) -> (StreamDelta, u64) {
         // Asked before the bytes are read: a stream that is closed gets no more.
         let closed = self.closed();
-        let (start, bytes) = self.last_bytes(cursor.saturating_sub(text::MAX_PART as u64));
-        let window = Window { start, bytes: &bytes };
-        let new = window.delta(cursor, self.options.tail_bytes, closed);
-        let next = new.end;
-        let delta = StreamDelta {
-            start: new.start,
-            dropped: new.start.saturating_sub(cursor),
-            data: part(start, &bytes, new),
-            spill: self.spill_fact(start + bytes.len() as u64).await,
-        };
-        (delta, next)
+        let (start, bytes) = self.last_bytes(needed_from(cursor));
+        let (delta, next) = delta_of(start, &bytes, cursor, self.options.tail_bytes, closed);
+        (StreamDelta { spill: self.spill_fact(start + bytes.len() as u64).await, ..delta }, next)
     }
 
     async fn spill_fact(&self, total: u64) -> Option<executor_proto::types::Spill> {
@@ -381,6 +375,19 @@ impl Stream {
             Storage::Tail(start, bytes) => *start..start + bytes.len() as u64,
         }
     }
+}
+
+/// The first byte that a delta from `cursor` on has to look at.
+pub(crate) fn needed_from(cursor: u64) -> u64 {
+    cursor.saturating_sub(text::MAX_PART as u64)
+}
+
+/// The delta from `cursor` on, out of the stream's last bytes, which begin at `start`; and where the next one begins. Its spill
+/// is the caller's to add.
+pub(crate) fn delta_of(start: u64, bytes: &Bytes, cursor: u64, tail_bytes: u64, closed: bool) -> (StreamDelta, u64) {
+    let new = Window { start, bytes }.delta(cursor, tail_bytes, closed);
+    let (next, dropped) = (new.end, new.start.saturating_sub(cursor));
+    (StreamDelta { start: new.start, dropped, data: part(start, bytes, new), spill: None }, next)
 }
 
 /// A range of the stream out of bytes that begin at `start` and hold it.

@@ -18,9 +18,11 @@ use executor_proto::types::{SandboxMode, StartKey, StreamName, TaskId};
 
 use super::{
     Inner,
-    entry::{Both, Entry, Facts},
-    now_ms, recall,
-    registry::Kind,
+    entry::{Entry, Facts},
+    now_ms,
+    reads::Both,
+    recall,
+    registry::{Kind, Recalled},
     start,
     task::{Cause, State},
 };
@@ -39,31 +41,53 @@ pub(super) fn take_over(
     recorded: Vec<RecordedStart>,
     carried: Vec<Carried>,
 ) -> Vec<RecordedStart> {
-    let (ours, mut others): (Vec<_>, Vec<_>) =
+    let Compared { go_on: going_on, nobodys, never_ran, over } =
+        compare(recorded, carried, |carried| carried.spawned.handle.0);
+    for (recorded, carried) in going_on {
+        go_on(engine, recorded, carried);
+    }
+    for carried in nobodys {
+        tracing::error!(pid = carried.spawned.pid, "a command that nobody recorded is ended");
+        engine.drivers.spawn(discard(Arc::clone(engine), carried));
+    }
+    for recorded in never_ran {
+        engine.journal.failed(recorded.number);
+    }
+    over
+}
+
+/// What the journal and the keeper say together of what was started before: the table above.
+#[derive(Debug)]
+pub(super) struct Compared<C> {
+    /// Both know it. In the order in which the keeper has started them.
+    pub(super) go_on: Vec<(RecordedStart, C)>,
+    /// The keeper alone knows it.
+    pub(super) nobodys: Vec<C>,
+    /// The keeper was never asked for it. Oldest first.
+    pub(super) never_ran: Vec<RecordedStart>,
+    /// The journal alone knows it, or it was another keeper's. Oldest first.
+    pub(super) over: Vec<RecordedStart>,
+}
+
+/// Compares the two; `handle_of` is the keeper's name for what it hands over.
+pub(super) fn compare<C>(recorded: Vec<RecordedStart>, carried: Vec<C>, handle_of: impl Fn(&C) -> u64) -> Compared<C> {
+    let (ours, mut over): (Vec<_>, Vec<_>) =
         recorded.into_iter().partition(|recorded| recorded.world == World::ThisKeeper);
     let mut ours: HashMap<u64, RecordedStart> =
         ours.into_iter().filter_map(|recorded| Some((handle(&recorded)?, recorded))).collect();
-    // In the order in which they were started.
+    let (mut go_on, mut nobodys, mut never_ran) = (Vec::new(), Vec::new(), Vec::new());
     for one in carried {
-        match ours.remove(&one.spawned.handle.0) {
-            Some(recorded) => go_on(engine, recorded, one),
-            None => {
-                tracing::error!(pid = one.spawned.pid, "a command that nobody recorded is ended");
-                engine.drivers.spawn(discard(Arc::clone(engine), one));
-            }
+        match ours.remove(&handle_of(&one)) {
+            Some(recorded) => go_on.push((recorded, one)),
+            None => nobodys.push(one),
         }
     }
-    let mut left: Vec<_> = ours.into_values().collect();
-    left.sort_unstable_by_key(|recorded| recorded.number);
-    for recorded in left {
-        if recorded.started.is_some() {
-            others.push(recorded);
-        } else {
-            engine.journal.failed(recorded.number);
-        }
+    for recorded in ours.into_values() {
+        if recorded.started.is_none() { never_ran.push(recorded) } else { over.push(recorded) }
     }
-    others.sort_unstable_by_key(|recorded| recorded.number);
-    others
+    never_ran.sort_unstable_by_key(|recorded| recorded.number);
+    over.sort_unstable_by_key(|recorded| recorded.number);
+    Compared { go_on, nobodys, never_ran, over }
 }
 
 /// The keeper's name for it.
@@ -76,6 +100,7 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
     let Spawned { handle, pid, stdout, stderr, events } = spawned;
     let caller = Caller::from(&recorded.start.account);
     let kind = Kind::from(recorded.start.kind);
+    let state = state_of(&recorded, Instant::now());
     let [stdout_file, stderr_file] = files;
     let [stdout_spill, stderr_spill] = spills;
     let made = name(engine, &recorded, &caller, kind, pid).and_then(|(id, started_at_ms)| {
@@ -109,22 +134,40 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
         started_at_ms,
         number: recorded.number,
     };
-    let entry = Arc::new(Entry::carried(facts, streams, recorded.read));
-    for cause in recorded.asked_to_end.into_iter().map(Cause::from) {
-        entry.apply(|state| state.request(cause));
-    }
-    if recorded.told {
-        entry.apply(State::told);
-    }
-    if kind == Kind::Run {
-        // Its caller has lost the connection to the engine before, and has the usual time to come back.
-        entry.apply(|state| state.detach(Instant::now()));
-    }
+    let entry = Arc::new(Entry::recalled(facts, streams, state, recorded.read));
     let key = StartKey(recorded.start.key);
-    engine.registry().recall(caller.clone(), key, recorded.start.digest, id, None, Arc::clone(&entry));
+    engine.registry().recall(Recalled {
+        number: recorded.number,
+        caller: caller.clone(),
+        key,
+        command: recorded.start.digest,
+        id,
+        finished_at_ms: None,
+        entry: Arc::clone(&entry),
+    });
     let task_permit = (kind == Kind::Task).then(|| engine.limits.task_there(&caller));
     let permits = (engine.limits.command_there(), task_permit);
     start::drive(engine, &entry, events, permits);
+}
+
+/// The state in which one goes on that both know. What was written down of its end stays as it is, whatever is asked from now on:
+/// somebody may have been told.
+pub(super) fn state_of(recorded: &RecordedStart, now: Instant) -> State {
+    let mut state = State::started();
+    for cause in recorded.asked_to_end.iter().copied().map(Cause::from) {
+        state.request(cause);
+    }
+    if let Some(ended) = &recorded.ended {
+        state.shell_ended(ended.exit.clone().into(), false, ended.at_ms);
+    }
+    if recorded.told {
+        state.told();
+    }
+    if recorded.start.kind == journal::Kind::Run {
+        // Its caller has lost the connection to the engine before, and has the usual time to come back.
+        state.detach(now);
+    }
+    state
 }
 
 /// The id and when it was started. One that was killed before it had a name gets it now.
@@ -142,4 +185,67 @@ fn name(engine: &Inner, recorded: &RecordedStart, caller: &Caller, kind: Kind, p
 
 async fn discard(engine: Arc<Inner>, carried: Carried) {
     start::discard(&engine, carried.spawned.handle, carried.spawned.events).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use executor_proto::types::{Exit, TaskStatus};
+
+    use super::{super::task::Phase, *};
+    use crate::journal::{Account, EndCause, Ended, ExitFact, Start, StartNumber, Started};
+
+    fn recorded(handle: u64) -> RecordedStart {
+        let account = Account { tenant: "t".into(), owner: None };
+        let start = Start {
+            account,
+            key: "k".into(),
+            kind: journal::Kind::Task,
+            digest: [0; 32],
+            command: Vec::new(),
+            workdir: Vec::new(),
+            timeout_ms: 1.0,
+            begun_at_ms: 1,
+            handle: Some(handle),
+        };
+        RecordedStart {
+            number: StartNumber(i64::try_from(handle).unwrap()),
+            world: World::ThisKeeper,
+            start,
+            started: Some(Started { id: format!("bash-{handle}"), handle, pid: 1, pid_started: None, at_ms: 1 }),
+            asked_to_end: Vec::new(),
+            ended: None,
+            told: false,
+            read: None,
+        }
+    }
+
+    #[test]
+    fn journal_and_keeper_say_together_what_has_happened() {
+        let never_asked = RecordedStart { started: None, ..recorded(3) };
+        let of_another = RecordedStart { world: World::SamePids, started: None, ..recorded(4) };
+        let all = vec![recorded(1), recorded(2), never_asked, of_another];
+        let compared = compare(all, vec![2, 9], |handle| *handle);
+        let numbers = |all: &[RecordedStart]| all.iter().map(|one| one.number.0).collect::<Vec<_>>();
+        assert_eq!(compared.go_on.iter().map(|(one, handle)| (one.number.0, *handle)).collect::<Vec<_>>(), [(2, 2)]);
+        assert_eq!(compared.nobodys, [9]);
+        assert_eq!((numbers(&compared.never_ran), numbers(&compared.over)), (vec![3], vec![1, 4]));
+    }
+
+    #[test]
+    fn an_end_that_was_written_down_is_not_changed_by_what_is_asked_afterwards() {
+        let ended = Ended { exit: ExitFact::Code(3), ended_for: None, at_ms: 5, to_be_told: true };
+        let mut state = state_of(&RecordedStart { ended: Some(ended), told: true, ..recorded(1) }, Instant::now());
+        assert!(state.phase() == Phase::Draining && state.alive() && !state.to_be_told());
+        state.request(Cause::Kill);
+        state.shell_ended(Exit::Code(3), true, 9);
+        state.settled();
+        assert_eq!((state.status(), state.exited_at_ms()), (TaskStatus::Ended(Exit::Code(3)), Some(5)));
+    }
+
+    #[test]
+    fn an_end_that_was_asked_for_is_asked_for_again() {
+        let asked = RecordedStart { asked_to_end: vec![EndCause::Timeout], ..recorded(1) };
+        let state = state_of(&asked, Instant::now());
+        assert!(state.ending() && state.timed_out() && state.phase() == Phase::Running);
+    }
 }

@@ -328,12 +328,18 @@ impl Driver {
 
 /// The facts of an end are final: they are written down before an owner is told them.
 fn record_end(entry: &Entry, engine: &Inner) {
-    let (exit, ended_for, at_ms, to_be_told) =
-        entry.look(|state| (state.exit().cloned(), state.ended_for(), state.exited_at_ms(), state.to_be_told()));
-    let exit = exit.unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned()));
-    let at_ms = at_ms.unwrap_or_else(now_ms);
-    let ended = Ended { exit: (&exit).into(), ended_for: ended_for.map(EndCause::from), at_ms, to_be_told };
-    engine.journal.ended(entry.facts.number, &ended);
+    engine.journal.ended(entry.facts.number, &entry.look(|state| end_facts(state, now_ms())));
+}
+
+/// What is written down of an end.
+pub(super) fn end_facts(state: &State, now_ms: u64) -> Ended {
+    let lost = || Exit::Unknown(KEEPER_LOST.to_owned());
+    Ended {
+        exit: (&state.exit().cloned().unwrap_or_else(lost)).into(),
+        ended_for: state.ended_for().map(EndCause::from),
+        at_ms: state.exited_at_ms().unwrap_or(now_ms),
+        to_be_told: state.to_be_told(),
+    }
 }
 
 /// The next event; never, when no more will come.

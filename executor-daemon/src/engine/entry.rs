@@ -1,7 +1,6 @@
 //! One run or task, as everybody who deals with it holds it: facts that never change, its state, its streams.
 
 use std::{
-    collections::VecDeque,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -11,26 +10,23 @@ use std::{
 
 use bytes::Bytes;
 use executor_proto::types::{
-    KillOutcome, OwnerId, Process, ReadId, RunResult, SandboxMode, StreamDelta, StreamName, TaskId, TaskInfo,
-    TaskOutput, TaskStatus,
+    KillOutcome, Process, ReadId, RunResult, SandboxMode, StreamName, TaskId, TaskInfo, TaskOutput, TaskStatus,
 };
 use tokio::sync::{Mutex, watch};
 
 use super::{
+    reads::{Asked, Both, Delta, Reads},
     registry::Kind,
     task::{Cause, Phase, Request, State},
 };
 use crate::{
     ids::{Caller, ProcessHandle},
-    journal::{self, Journal, ReadRange, StartNumber},
+    journal::{self, Journal, StartNumber},
     output::Stream,
 };
 
 /// The command is shown to people up to this many bytes.
 const SHOWN_COMMAND_BYTES: usize = 4_096;
-
-/// Owners whose latest read of a task is kept, so that it can be repeated. Only an ownerless task has more than one.
-const MAX_ANSWERS: usize = 4;
 
 /// What is known of a command when it has been started.
 #[derive(Debug)]
@@ -57,57 +53,6 @@ pub(super) struct Facts {
 /// What is shown of a command.
 pub(super) fn shown(command: &[u8]) -> &[u8] {
     &command[..command.len().min(SHOWN_COMMAND_BYTES)]
-}
-
-/// Both streams of a command, or something of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Both<T> {
-    pub(super) stdout: T,
-    pub(super) stderr: T,
-}
-
-impl<T> Both<T> {
-    /// The one with this name.
-    pub(super) fn get(&self, name: StreamName) -> &T {
-        match name {
-            StreamName::Stdout => &self.stdout,
-            StreamName::Stderr => &self.stderr,
-        }
-    }
-}
-
-/// How far a task was read, and what the latest reads were answered, the newest last.
-#[derive(Debug, Default)]
-struct Reads {
-    /// Where the next read begins.
-    cursors: Both<u64>,
-    answers: VecDeque<Answer>,
-    /// The latest read that a process before this one has answered: its reply may be lost.
-    before: Option<journal::Read>,
-}
-
-/// What an owner's latest read was answered. Its bytes are kept, since the ring may have moved on when they are asked for again.
-#[derive(Debug)]
-struct Answer {
-    owner: Option<OwnerId>,
-    read_id: ReadId,
-    output: TaskOutput,
-}
-
-impl Reads {
-    fn answered(&self, caller: &Caller, read_id: &ReadId) -> Option<&TaskOutput> {
-        let same = |answer: &&Answer| answer.owner == caller.owner && answer.read_id == *read_id;
-        self.answers.iter().find(same).map(|answer| &answer.output)
-    }
-
-    fn answer(&mut self, caller: &Caller, read_id: &ReadId, output: &TaskOutput) {
-        self.answers.retain(|answer| answer.owner != caller.owner);
-        if self.answers.len() == MAX_ANSWERS {
-            self.answers.pop_front();
-        }
-        let owner = caller.owner.clone();
-        self.answers.push_back(Answer { owner, read_id: read_id.clone(), output: output.clone() });
-    }
 }
 
 /// One run or task.
@@ -144,24 +89,14 @@ impl Entry {
         }
     }
 
-    /// One that has ended under a process before this one, read up to these positions.
+    /// One that was started under a process before this one; `read`: the latest read that was answered there.
     pub(super) fn recalled(
         facts: Facts,
         streams: Both<Arc<Stream>>,
         state: State,
         read: Option<journal::Read>,
     ) -> Self {
-        let entry = Self::carried(facts, streams, read);
-        entry.state.send_replace(state);
-        entry
-    }
-
-    /// One that goes on, started under a process before this one; `read`: the latest read that was answered there.
-    pub(super) fn carried(facts: Facts, streams: Both<Arc<Stream>>, read: Option<journal::Read>) -> Self {
-        let cursors =
-            read.as_ref().map_or_else(Both::default, |read| Both { stdout: read.stdout.to, stderr: read.stderr.to });
-        let reads = Reads { cursors, before: read, ..Reads::default() };
-        Self { reads: Mutex::new(reads), ..Self::new(facts, streams) }
+        Self { state: watch::Sender::new(state), reads: Mutex::new(Reads::recalled(read)), ..Self::new(facts, streams) }
     }
 
     /// Applies a rule to the state and wakes who waits for it.
@@ -264,62 +199,33 @@ impl Entry {
     /// What was read is in the journal when this returns.
     pub(super) async fn read(&self, caller: &Caller, read_id: &ReadId, journal: &Journal) -> TaskOutput {
         let mut reads = self.reads.lock().await;
-        if let Some(output) = reads.answered(caller, read_id) {
-            return output.clone();
+        match reads.ask(caller, read_id) {
+            Asked::Answered(output) => output,
+            Asked::Before(before) => {
+                let deltas = self.deltas(before.begins()).await;
+                reads.answer_again(caller, read_id, &before, deltas)
+            }
+            Asked::New(cursors) => {
+                let status = self.look(State::status);
+                let deltas = self.deltas(cursors).await;
+                let (read, output) = reads.answer(caller, read_id, status, deltas);
+                journal.read(self.facts.number, &read);
+                output
+            }
         }
-        if let Some(before) = reads.before.clone().filter(|before| before.read_id == read_id.0) {
-            let output = self.read_again(&before).await;
-            reads.answer(caller, read_id, &output);
-            return output;
-        }
-        // Whoever reads on has had that answer.
-        reads.before = None;
-        let status = self.look(State::status);
-        let cursors = reads.cursors;
-        let ((stdout, stdout_next), (stderr, stderr_next)) = futures_util::future::join(
-            self.streams.stdout.delta(cursors.stdout),
-            self.streams.stderr.delta(cursors.stderr),
-        )
-        .await;
-        let range = |from, delta: &StreamDelta, to| ReadRange { from, shown_from: delta.start, to };
-        let read = journal::Read {
-            read_id: read_id.0.clone(),
-            status: (&status).into(),
-            stdout: range(cursors.stdout, &stdout, stdout_next),
-            stderr: range(cursors.stderr, &stderr, stderr_next),
-        };
-        journal.read(self.facts.number, &read);
-        let output = TaskOutput { status, stdout, stderr };
-        reads.cursors = Both { stdout: stdout_next, stderr: stderr_next };
-        reads.answer(caller, read_id, &output);
-        output
     }
 
-    /// The answer that a process before this one gave, as far as its bytes are still kept.
-    async fn read_again(&self, before: &journal::Read) -> TaskOutput {
-        let ((stdout, _), (stderr, _)) = futures_util::future::join(
-            self.streams.stdout.delta(before.stdout.from),
-            self.streams.stderr.delta(before.stderr.from),
-        )
-        .await;
-        let up_to = |delta: StreamDelta, range: &ReadRange| {
-            let start = delta.start.min(range.to);
-            let length = usize::try_from(range.to - start).unwrap_or(usize::MAX).min(delta.data.len());
-            let data = if delta.start <= range.to { delta.data.slice(..length) } else { Bytes::new() };
-            StreamDelta { start, dropped: start.saturating_sub(range.from), data, spill: delta.spill }
-        };
-        TaskOutput {
-            status: before.status.clone().into(),
-            stdout: up_to(stdout, &before.stdout),
-            stderr: up_to(stderr, &before.stderr),
-        }
+    /// What each stream has from these positions on.
+    async fn deltas(&self, from: Both<u64>) -> Both<Delta> {
+        let (stdout, stderr) =
+            futures_util::future::join(self.streams.stdout.delta(from.stdout), self.streams.stderr.delta(from.stderr))
+                .await;
+        Both { stdout, stderr }
     }
 
     /// Whether this read was answered already.
     pub(super) async fn was_read(&self, caller: &Caller, read_id: &ReadId) -> bool {
-        let reads = self.reads.lock().await;
-        reads.answered(caller, read_id).is_some()
-            || reads.before.as_ref().is_some_and(|before| before.read_id == read_id.0)
+        self.reads.lock().await.was_answered(caller, read_id)
     }
 
     /// What people see of it; `leftovers` is what the keeper says is alive.

@@ -17,6 +17,8 @@ use std::{
 use executor_proto::{error::ExecutorError, types::StartKey};
 use tokio::sync::watch;
 
+use crate::journal::StartNumber;
+
 /// How long a result is held for a client that does not come, in milliseconds.
 const RESULT_KEPT_MS: u64 = 10 * 60 * 1_000;
 
@@ -70,8 +72,7 @@ enum KeyState<E> {
         done: watch::Receiver<bool>,
     },
     Known {
-        /// The larger, the later it was started.
-        number: u64,
+        number: StartNumber,
         entry: Arc<E>,
         /// A client has had the whole result.
         taken: bool,
@@ -92,10 +93,10 @@ struct Held {
 pub(super) struct Keys<E> {
     uses: HashMap<StartKey, KeyUse<E>>,
     /// By age.
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<StartNumber, Held>,
     held_bytes: u64,
     /// When which of the held ones was taken, in that order.
-    taken: VecDeque<(u64, u64)>,
+    taken: VecDeque<(u64, StartNumber)>,
     /// Since when which key answers unknown, in that order.
     unknown: VecDeque<(u64, StartKey)>,
 }
@@ -145,7 +146,7 @@ impl<E> Keys<E> {
     }
 
     /// A key of an engine before this one, whose run or task is known.
-    pub(super) fn recall(&mut self, key: StartKey, command: CommandDigest, number: u64, entry: Arc<E>) {
+    pub(super) fn recall(&mut self, key: StartKey, command: CommandDigest, number: StartNumber, entry: Arc<E>) {
         self.uses.insert(key, KeyUse { command, state: KeyState::Known { number, entry, taken: false } });
     }
 
@@ -175,7 +176,7 @@ impl<E> Keys<E> {
     }
 
     /// The start has succeeded. Says whether it was taken back meanwhile.
-    pub(super) fn known(&mut self, key: &StartKey, number: u64, entry: Arc<E>) -> bool {
+    pub(super) fn known(&mut self, key: &StartKey, number: StartNumber, entry: Arc<E>) -> bool {
         let Some(found) = self.uses.get_mut(key) else { return false };
         let before = std::mem::replace(&mut found.state, KeyState::Known { number, entry, taken: false });
         matches!(before, KeyState::Starting { aborted: true, .. })
@@ -223,7 +224,7 @@ impl<E> Keys<E> {
     }
 
     /// What this key named is forgotten, and from now on the key answers unknown.
-    pub(super) fn forget(&mut self, key: &StartKey, number: u64, now_ms: u64) {
+    pub(super) fn forget(&mut self, key: &StartKey, number: StartNumber, now_ms: u64) {
         if let Some(held) = self.held.remove(&number) {
             self.held_bytes -= held.bytes;
         }
@@ -242,7 +243,8 @@ impl<E> Keys<E> {
             self.release(number, now_ms);
         }
         let waited = |held: &Held| held.since_ms + RESULT_KEPT_MS <= now_ms;
-        let waited: Vec<u64> = self.held.iter().filter(|(_, held)| waited(held)).map(|(number, _)| *number).collect();
+        let waited: Vec<StartNumber> =
+            self.held.iter().filter(|(_, held)| waited(held)).map(|(number, _)| *number).collect();
         for number in waited {
             self.release(number, now_ms);
         }
@@ -254,7 +256,7 @@ impl<E> Keys<E> {
     }
 
     /// A result is held no longer.
-    fn release(&mut self, number: u64, now_ms: u64) {
+    fn release(&mut self, number: StartNumber, now_ms: u64) {
         if let Some(key) = self.held.get(&number).map(|held| held.key.clone()) {
             self.forget(&key, number, now_ms);
         }
@@ -287,6 +289,10 @@ mod tests {
     const ONE: CommandDigest = [1; 32];
     const OTHER: CommandDigest = [2; 32];
 
+    fn order(number: u64) -> StartNumber {
+        StartNumber(i64::try_from(number).unwrap())
+    }
+
     fn key(number: u64) -> StartKey {
         StartKey(number.to_string())
     }
@@ -295,7 +301,7 @@ mod tests {
     fn start(keys: &mut Keys<u64>, number: u64) {
         let (done, watcher) = watch::channel(false);
         keys.begin(key(number), ONE, watcher);
-        assert!(!keys.known(&key(number), number, Arc::new(number)));
+        assert!(!keys.known(&key(number), order(number), Arc::new(number)));
         drop(done);
     }
 
@@ -314,11 +320,11 @@ mod tests {
         keys.begin(key(1), ONE, watcher);
         assert!(matches!(keys.find(&key(1), &ONE, 0), Ok(Some(Found::Starting(_)))));
         assert_eq!(keys.find(&key(1), &OTHER, 0).unwrap_err(), ExecutorError::KeyConflict);
-        keys.known(&key(1), 1, Arc::new(1));
+        keys.known(&key(1), order(1), Arc::new(1));
         drop(done);
         assert!(known(&mut keys, 1, 0));
         assert_eq!(keys.find(&key(1), &OTHER, 0).unwrap_err(), ExecutorError::KeyConflict);
-        keys.forget(&key(1), 1, 0);
+        keys.forget(&key(1), order(1), 0);
         assert!(unknown(&mut keys, 1, 0));
         // What is not known any more is still known to have been another command.
         assert_eq!(keys.find(&key(1), &OTHER, 0).unwrap_err(), ExecutorError::KeyConflict);
@@ -412,7 +418,7 @@ mod tests {
                     0 if started.insert(number) => start(&mut keys, number),
                     0 | 1 => keys.hold_once(number, number * MAX_HELD_BYTES_PER_OWNER / 20, now_ms),
                     2 => keys.taken(&key(number), now_ms),
-                    3 => keys.forget(&key(number), number, now_ms),
+                    3 => keys.forget(&key(number), order(number), now_ms),
                     4 => keys.expire(now_ms),
                     _ => { let _ = keys.abort(&key(number), now_ms); }
                 }
@@ -430,7 +436,7 @@ mod tests {
     impl Keys<u64> {
         /// A run ends once.
         fn hold_once(&mut self, number: u64, bytes: u64, now_ms: u64) {
-            if !self.held.contains_key(&number) {
+            if !self.held.contains_key(&order(number)) {
                 self.hold(&key(number), bytes, now_ms);
             }
         }

@@ -18,10 +18,11 @@ use executor_proto::types::{Exit, SandboxMode, StartKey, StreamName, TaskId};
 use super::{
     Inner,
     driver::{HOST_RESTARTED, KEEPER_LOST},
-    entry::{Both, Entry, Facts},
+    entry::{Entry, Facts},
     keys::FORGOTTEN,
     now_ms,
-    registry::{Kind, Registry},
+    reads::Both,
+    registry::{Kind, Recalled, Registry},
     start,
     task::{Cause, State},
 };
@@ -80,7 +81,7 @@ impl From<EndCause> for Cause {
 }
 
 /// A registry that knows the keys of which nothing else is known any more.
-pub(super) fn keys(used: Vec<UsedKey>) -> Registry<Entry> {
+pub(super) fn keys<E>(used: Vec<UsedKey>) -> Registry<E> {
     let mut registry = Registry::new();
     for used in used {
         let caller = Caller::from(&used.account);
@@ -101,6 +102,8 @@ pub(super) async fn recall(engine: &Inner, starts: Vec<RecordedStart>) {
     for start in starts {
         bring_back(engine, start);
     }
+    let forgotten = engine.registry().forget_above(engine.settings.max_finished_per_owner, now_ms());
+    engine.forget(&forgotten);
 }
 
 /// The shells of other keepers. Those of this one, and those from before the host or the container was started again, are not
@@ -135,15 +138,28 @@ pub(super) fn forget(engine: &Inner, number: StartNumber, start: &journal::Start
     engine.registry().recall_key(&Caller::from(&start.account), key, start.digest, FORGOTTEN, now_ms);
 }
 
+/// The end of what was started and of which nothing lives, and whether it was seen.
+pub(super) fn end_of(recorded: &RecordedStart, now_ms: u64) -> (Ended, bool) {
+    match &recorded.ended {
+        Some(ended) => (ended.clone(), true),
+        None => (unseen(recorded.world, recorded.asked_to_end.first().copied(), now_ms), false),
+    }
+}
+
+/// Whether the owner of what has ended is still to be told.
+pub(super) fn to_be_told(recorded: &RecordedStart, ended: &Ended) -> bool {
+    recorded.start.kind == journal::Kind::Task && ended.to_be_told && !recorded.told
+}
+
 fn bring_back(engine: &Inner, recorded: RecordedStart) {
-    let RecordedStart { number, world, start, started, asked_to_end, ended, told, read } = recorded;
+    let (ended, seen) = end_of(&recorded, now_ms());
+    let tell = to_be_told(&recorded, &ended);
+    let RecordedStart { number, start, started, read, .. } = recorded;
     let Some(started) = started else { return forget(engine, number, &start) };
-    let ended = ended.unwrap_or_else(|| {
-        let ended = unseen(world, asked_to_end.first().copied());
+    if !seen {
         tracing::warn!(id = started.id, exit = ?ended.exit, "its end was not seen");
         engine.journal.ended(number, &ended);
-        ended
-    });
+    }
     let kept = |name| engine.journal.tail(&start.account.tenant, &started.id, name);
     let kept = Both { stdout: kept(StreamName::Stdout), stderr: kept(StreamName::Stderr) };
     let has_spill = |kept: &Option<KeptStream>| kept.as_ref().is_some_and(|kept| kept.spill.is_some());
@@ -156,7 +172,7 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
     };
     let streams =
         Both { stdout: stream(StreamName::Stdout, kept.stdout), stderr: stream(StreamName::Stderr, kept.stderr) };
-    let Ended { exit, ended_for, at_ms, to_be_told } = ended;
+    let Ended { exit, ended_for, at_ms, to_be_told: _ } = ended;
     let state = State::recalled(exit.into(), ended_for.map(Cause::from), at_ms);
     let Started { id, handle, pid, pid_started: _, at_ms: started_at_ms } = started;
     let caller = Caller::from(&start.account);
@@ -176,21 +192,29 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
         number,
     };
     let entry = Arc::new(Entry::recalled(facts, streams, state, read));
-    if kind == Kind::Task && to_be_told && !told {
+    if tell {
         engine.tell(&entry);
     }
-    engine.registry().recall(caller, StartKey(start.key), start.digest, TaskId(id), Some(at_ms), entry);
+    engine.registry().recall(Recalled {
+        number,
+        caller,
+        key: StartKey(start.key),
+        command: start.digest,
+        id: TaskId(id),
+        finished_at_ms: Some(at_ms),
+        entry,
+    });
 }
 
 /// The end of what ran under a keeper or a host that is gone.
-fn unseen(world: World, ended_for: Option<EndCause>) -> Ended {
+fn unseen(world: World, ended_for: Option<EndCause>, now_ms: u64) -> Ended {
     let reason = match world {
         World::OtherBoot => HOST_RESTARTED,
         World::ThisKeeper | World::SamePids | World::OtherPids => KEEPER_LOST,
     };
     let exit = ExitFact::from(&Exit::Unknown(reason.to_owned()));
     // The executor's own stopping is no news.
-    Ended { exit, ended_for, at_ms: now_ms(), to_be_told: ended_for != Some(EndCause::Stopping) }
+    Ended { exit, ended_for, at_ms: now_ms, to_be_told: ended_for != Some(EndCause::Stopping) }
 }
 
 #[cfg(test)]

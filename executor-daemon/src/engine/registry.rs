@@ -4,7 +4,7 @@
 //! What a start key stands for, and how long, is in [`super::keys`].
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -15,7 +15,10 @@ use executor_proto::{
 use tokio::sync::watch;
 
 use super::keys::{CommandDigest, Found, Keys};
-use crate::ids::{Caller, TenantId};
+use crate::{
+    ids::{Caller, TenantId},
+    journal::StartNumber,
+};
 
 /// Foreground or background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,6 +65,20 @@ impl Reservation {
     }
 }
 
+/// A run or task that a process before this one has started.
+#[derive(Debug)]
+pub(super) struct Recalled<E> {
+    /// By which it has its age.
+    pub(super) number: StartNumber,
+    pub(super) caller: Caller,
+    pub(super) key: StartKey,
+    pub(super) command: CommandDigest,
+    pub(super) id: TaskId,
+    /// `None`: it is still running.
+    pub(super) finished_at_ms: Option<u64>,
+    pub(super) entry: Arc<E>,
+}
+
 /// What stays of a run or task that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Keep {
@@ -75,8 +92,8 @@ pub(super) struct Keep {
 #[derive(Debug)]
 struct Tenant<E> {
     /// By age.
-    rows: BTreeMap<u64, Row<E>>,
-    ids: HashMap<TaskId, u64>,
+    rows: BTreeMap<StartNumber, Row<E>>,
+    ids: HashMap<TaskId, StartNumber>,
     keys: HashMap<Option<OwnerId>, Keys<E>>,
 }
 
@@ -89,11 +106,22 @@ impl<E> Tenant<E> {
         self.keys.entry(owner.clone()).or_insert_with(Keys::new)
     }
 
-    fn forget(&mut self, number: u64, now_ms: u64) -> Option<Arc<E>> {
+    fn forget(&mut self, number: StartNumber, now_ms: u64) -> Option<Arc<E>> {
         let row = self.rows.remove(&number)?;
         self.ids.remove(&row.id);
         self.keys(&row.owner).forget(&row.key, number, now_ms);
         Some(row.entry)
+    }
+
+    /// Forgets what of an owner's finished ones is above their number: those that finished first.
+    fn forget_above(&mut self, owner: &Option<OwnerId>, max_finished: u64, now_ms: u64) -> Vec<Arc<E>> {
+        let finished = self.rows.iter().filter(|(_, row)| row.owner == *owner);
+        let mut finished: Vec<(u64, StartNumber)> =
+            finished.filter_map(|(number, row)| Some((row.finished_at_ms?, *number))).collect();
+        finished.sort_unstable();
+        let above = (finished.len() as u64).saturating_sub(max_finished);
+        finished.truncate(usize::try_from(above).unwrap_or(usize::MAX));
+        finished.into_iter().filter_map(|(_, number)| self.forget(number, now_ms)).collect()
     }
 }
 
@@ -101,14 +129,13 @@ impl<E> Tenant<E> {
 #[derive(Debug)]
 pub(super) struct Registry<E> {
     tenants: HashMap<TenantId, Tenant<E>>,
-    next_number: u64,
     draining: bool,
 }
 
 impl<E> Registry<E> {
     /// Nothing yet.
     pub(super) fn new() -> Self {
-        Self { tenants: HashMap::new(), next_number: 0, draining: false }
+        Self { tenants: HashMap::new(), draining: false }
     }
 
     /// Takes a key for a start of this command, or finds what it names already. With `only_known` nothing is to be started.
@@ -152,11 +179,15 @@ impl<E> Registry<E> {
     }
 
     /// The start of this key has succeeded. Says whether it was taken back meanwhile.
-    pub(super) fn register(&mut self, reservation: Reservation, id: TaskId, entry: Arc<E>) -> bool {
+    pub(super) fn register(
+        &mut self,
+        reservation: Reservation,
+        number: StartNumber,
+        id: TaskId,
+        entry: Arc<E>,
+    ) -> bool {
         let Reservation { caller, key, done } = reservation;
         done.send_replace(true);
-        let number = self.next_number;
-        self.next_number += 1;
         let tenant = self.tenants.entry(caller.tenant).or_insert_with(Tenant::new);
         tenant.ids.insert(id.clone(), number);
         let aborted = tenant.keys(&caller.owner).known(&key, number, Arc::clone(&entry));
@@ -177,18 +208,9 @@ impl<E> Registry<E> {
         tenant.keys(&caller.owner).recall_unknown(key, command, reason, since_ms);
     }
 
-    /// One of a process before this one, finished at that time or still running. Those are recalled from the oldest on, before anything is started.
-    pub(super) fn recall(
-        &mut self,
-        caller: Caller,
-        key: StartKey,
-        command: CommandDigest,
-        id: TaskId,
-        finished_at_ms: Option<u64>,
-        entry: Arc<E>,
-    ) {
-        let number = self.next_number;
-        self.next_number += 1;
+    /// One of a process before this one.
+    pub(super) fn recall(&mut self, recalled: Recalled<E>) {
+        let Recalled { number, caller, key, command, id, finished_at_ms, entry } = recalled;
         let tenant = self.tenants.entry(caller.tenant).or_insert_with(Tenant::new);
         tenant.ids.insert(id.clone(), number);
         tenant.keys(&caller.owner).recall(key.clone(), command, number, Arc::clone(&entry));
@@ -255,7 +277,7 @@ impl<E> Registry<E> {
     }
 
     /// Nothing of it is alive any more and its result stands. Forgets its id at once unless it is to be kept; then the owner's
-    /// oldest finished ones above `max_finished` are forgotten. Returns what was forgotten. A `result` of so many bytes is
+    /// first finished ones above `max_finished` are forgotten. Returns what was forgotten. A `result` of so many bytes is
     /// held for who comes with its key.
     pub(super) fn finished(
         &mut self,
@@ -285,11 +307,17 @@ impl<E> Registry<E> {
         let Some(row) = tenant.rows.get_mut(&number) else { return Vec::new() };
         row.finished_at_ms = Some(now_ms);
         let owner = row.owner.clone();
-        let finished = tenant.rows.iter().filter(|(_, row)| row.finished_at_ms.is_some() && row.owner == owner);
-        let finished: Vec<u64> = finished.map(|(number, _)| *number).collect();
-        let above = (finished.len() as u64).saturating_sub(max_finished);
-        let oldest = finished.into_iter().take(usize::try_from(above).unwrap_or(usize::MAX));
-        oldest.filter_map(|number| tenant.forget(number, now_ms)).collect()
+        tenant.forget_above(&owner, max_finished, now_ms)
+    }
+
+    /// Forgets of every owner's finished ones those above `max_finished`: many may have ended while no engine was there.
+    pub(super) fn forget_above(&mut self, max_finished: u64, now_ms: u64) -> Vec<Arc<E>> {
+        let mut forgotten = Vec::new();
+        for tenant in self.tenants.values_mut() {
+            let owners: HashSet<_> = tenant.rows.values().map(|row| row.owner.clone()).collect();
+            forgotten.extend(owners.iter().flat_map(|owner| tenant.forget_above(owner, max_finished, now_ms)));
+        }
+        forgotten
     }
 
     /// Forgets what was finished before this time, and what of the keys had its time.
@@ -297,7 +325,7 @@ impl<E> Registry<E> {
         let mut forgotten = Vec::new();
         for tenant in self.tenants.values_mut() {
             let old = tenant.rows.iter().filter(|(_, row)| row.finished_at_ms.is_some_and(|at| at < before_ms));
-            let old: Vec<u64> = old.map(|(number, _)| *number).collect();
+            let old: Vec<StartNumber> = old.map(|(number, _)| *number).collect();
             forgotten.extend(old.into_iter().filter_map(|number| tenant.forget(number, now_ms)));
             tenant.keys.values_mut().for_each(|keys| keys.expire(now_ms));
             tenant.keys.retain(|_, keys| !keys.is_empty());
@@ -325,13 +353,17 @@ mod tests {
         StartKey(text.into())
     }
 
+    fn order(number: u64) -> StartNumber {
+        StartNumber(i64::try_from(number).unwrap())
+    }
+
     fn id(number: u64) -> TaskId {
         TaskId(format!("bash-{number}"))
     }
 
     fn start(registry: &mut Registry<u64>, caller: &Caller, number: u64) -> bool {
         let Ok(Reserved::New(reservation)) = reserve(registry, caller, &number.to_string()) else { return false };
-        registry.register(reservation, id(number), Arc::new(number))
+        registry.register(reservation, order(number), id(number), Arc::new(number))
     }
 
     fn reserve(registry: &mut Registry<u64>, caller: &Caller, text: &str) -> Result<Reserved<u64>, ExecutorError> {
@@ -372,7 +404,7 @@ mod tests {
         assert!(matches!(reserve(&mut registry, &a, "k"), Ok(Reserved::Found(Found::Starting(_)))));
         registry.give_back(first);
         let Ok(Reserved::New(again)) = reserve(&mut registry, &a, "k") else { panic!("it was given back") };
-        registry.register(again, id(1), Arc::new(1));
+        registry.register(again, order(1), id(1), Arc::new(1));
         assert!(matches!(reserve(&mut registry, &a, "k"), Ok(Reserved::Found(Found::Known(entry))) if *entry == 1));
         let other = registry.reserve(&a, &key("k"), &[1; 32], false, 0).unwrap_err();
         assert_eq!(other, ExecutorError::KeyConflict);
@@ -420,7 +452,7 @@ mod tests {
         assert!(registry.abort_start(&caller("t", None), &key("k"), 0).is_none());
         let Some(Found::Starting(done)) = registry.abort_start(&a, &key("k"), 0) else { panic!("it is being started") };
         assert!(done.has_changed().is_ok());
-        assert!(registry.register(reservation, id(1), Arc::new(1)));
+        assert!(registry.register(reservation, order(1), id(1), Arc::new(1)));
         assert!(done.has_changed().is_err() && *done.borrow());
         assert!(matches!(registry.abort_start(&a, &key("k"), 0), Some(Found::Known(_))));
     }
@@ -455,6 +487,34 @@ mod tests {
         let left: Vec<u64> = registry.visible_to(&a).iter().map(|entry| **entry).collect();
         assert_eq!(left, [1, 4, 5]);
         assert!(registry.access(&b, &id(6)).is_ok());
+    }
+
+    #[test]
+    fn what_finished_first_goes_first_whenever_it_was_started() {
+        let mut registry = Registry::new();
+        let a = caller("t", Some("a"));
+        for number in 1..=3 {
+            start(&mut registry, &a, number);
+        }
+        for (number, at) in [(2, 10), (3, 20)] {
+            assert_eq!(registry.finished(&a.tenant, &id(number), over(true), at, 2), []);
+        }
+        // The oldest of them has only just ended, and its owner has seen nothing of its end.
+        assert_eq!(registry.finished(&a.tenant, &id(1), over(true), 30, 2), [Arc::new(2)]);
+        assert!(registry.access(&a, &id(1)).is_ok());
+        // Several may have ended while no engine was there.
+        for number in 4..=6 {
+            registry.recall(Recalled {
+                number: order(number),
+                caller: a.clone(),
+                key: key(&number.to_string()),
+                command: [0; 32],
+                id: id(number),
+                finished_at_ms: Some(40 + number),
+                entry: Arc::new(number),
+            });
+        }
+        assert_eq!(registry.forget_above(2, 50), [3, 1, 4].map(Arc::new));
     }
 
     proptest! {

@@ -19,9 +19,10 @@ use super::{
     Inner,
     command::{Prepared, digest},
     driver::Driver,
-    entry::{Both, Entry, Facts, shown},
+    entry::{Entry, Facts, shown},
     keys::Found,
     now_ms,
+    reads::Both,
     registry::{Kind, Reservation, Reserved},
     task::Cause,
 };
@@ -187,7 +188,7 @@ impl Start {
         let entry = Arc::new(Entry::new(facts, streams));
         {
             let mut registry = engine.registry();
-            let taken_back = registry.register(self.reservation, id, Arc::clone(&entry));
+            let taken_back = registry.register(self.reservation, number, id, Arc::clone(&entry));
             if taken_back && self.kind == Kind::Run {
                 entry.apply(|state| state.request(Cause::Abort));
             }

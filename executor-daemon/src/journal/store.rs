@@ -141,6 +141,26 @@ impl Store {
         Ok(Self { connection, path: path.to_owned() })
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn in_memory() -> Result<Self, rusqlite::Error> {
+        let connection = Connection::open_in_memory()?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        let store = Self { connection, path: PathBuf::new() };
+        store.make()?;
+        Ok(store)
+    }
+
+    /// Removes every row.
+    #[cfg(test)]
+    pub(super) fn empty(&self) -> Result<(), rusqlite::Error> {
+        self.together(|store| {
+            for table in ["meta", "worlds", "starts", "keys", "ledgers", "completions"] {
+                store.execute(&format!("delete from {table}"), ())?;
+            }
+            Ok(())
+        })
+    }
+
     /// Another connection to the same database, for another thread.
     pub(super) fn another(&self) -> io::Result<Self> {
         Self::connect(&self.path).map_err(io_error)
@@ -211,7 +231,7 @@ impl Store {
         sql: &str,
         read: impl Fn(&Row<'_>) -> Result<Option<T>, rusqlite::Error>,
     ) -> Result<(Vec<T>, usize), rusqlite::Error> {
-        let mut statement = self.connection.prepare(sql)?;
+        let mut statement = self.connection.prepare_cached(sql)?;
         let mut rows = statement.query(())?;
         let (mut all, mut unread) = (Vec::new(), 0);
         while let Some(row) = rows.next()? {

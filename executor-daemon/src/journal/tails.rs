@@ -139,6 +139,12 @@ impl Tails {
         Ok(Self { max_bytes, ..Self::open(state_dir)? })
     }
 
+    /// Where nothing is kept.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn nowhere() -> Self {
+        Self { directory: PathBuf::new(), max_bytes: 0, kept: Mutex::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }

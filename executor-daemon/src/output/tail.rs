@@ -18,7 +18,7 @@ pub(super) struct Window<'a> {
 }
 
 /// Bytes that must be kept so that a tail of this size can be cut rightly.
-pub(super) fn kept_bytes(tail_bytes: u64) -> u64 {
+pub(crate) fn kept_bytes(tail_bytes: u64) -> u64 {
     tail_bytes.saturating_add(text::MAX_PART as u64)
 }
 
