@@ -5,6 +5,9 @@
 //! done nothing, so any call may be repeated then. After that only calls that change nothing or the same thing may, and those
 //! whose name the executor remembers (a start key, a read's id), where it announces that it does.
 
+#[cfg(test)]
+mod schedules;
+
 use std::time::Duration;
 
 use super::backoff::Backoff;
