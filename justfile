@@ -55,7 +55,7 @@ fuzz:
     #!/usr/bin/env bash
     set -euo pipefail
     export RUSTC_BOOTSTRAP=1
-    for target in ${FUZZ_ONLY:-arguments tail wire}; do
+    for target in ${FUZZ_ONLY:-arguments journal tail wire}; do
         mkdir -p "fuzz/corpus/$target"
         cargo fuzz run --dev "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
             -max_total_time="${FUZZ_SECONDS:-20}" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1

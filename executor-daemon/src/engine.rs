@@ -39,6 +39,8 @@ mod command;
 mod completions;
 mod driver;
 mod entry;
+#[cfg(any(test, fuzzing))]
+mod fuzzing;
 mod info;
 mod keys;
 mod reads;
@@ -53,6 +55,8 @@ mod task;
 
 use completions::Completions;
 use entry::Entry;
+#[cfg(any(test, fuzzing))]
+pub use fuzzing::journals;
 use keys::FORGOTTEN;
 use keys::Found;
 use registry::{Kind, Registry};

@@ -13,6 +13,8 @@
 //! Not here: rules (the engine's), the ids' counters (`engine/state_dir`), what is done about processes that a dead keeper left
 //! (the keeper's, `keeper/left`).
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod keys;
 mod record;
 mod store;

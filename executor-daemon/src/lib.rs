@@ -19,5 +19,5 @@ pub mod telemetry;
 /// What the fuzz targets call. Built under `--cfg fuzzing` only.
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    pub use crate::{output::deltas_add_up, service::requests};
+    pub use crate::{engine::journals, output::deltas_add_up, service::requests};
 }
