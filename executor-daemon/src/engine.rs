@@ -27,6 +27,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::{
     config::Settings,
+    crash::Point,
     ids::{Caller, TenantId},
     journal::{self, Journal, KeeperInstance, RecordedStart, Recovered},
     keeper::link::{Carried, KeeperLink},
@@ -122,7 +123,9 @@ impl Engine {
         let (opened, starts) = Inner::open(settings, keeper).map_err(|source| StartError { path, source })?;
         let inner = Arc::new(opened);
         let starts = carry::take_over(&inner, starts, carried);
+        Point::Adopted.pass();
         recall::recall(&inner, starts).await;
+        Point::Recalled.pass();
         inner.sweep_spills();
         let weak = Arc::downgrade(&inner);
         let interval = Duration::from_secs(inner.settings.finished_kept_seconds.max(1)).min(SWEEP_INTERVAL);

@@ -5,6 +5,7 @@
 //! `main`, then [`keeper::embedded::start`] and [`engine::Engine::start`].
 
 pub mod config;
+pub mod crash;
 pub mod engine;
 pub mod health;
 pub mod ids;

@@ -18,7 +18,7 @@ const OWN_FAILURE: u8 = 125;
 /// Exit code of `health` for a daemon that does not serve.
 const NOT_SERVING: u8 = 1;
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     keeper::enter_if_asked();
     match config::parse(std::env::args_os()) {
         Ok(Asked::Serve(flags)) => serve(flags),

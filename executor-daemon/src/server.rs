@@ -19,6 +19,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     config::ServerSettings,
+    crash::Point,
     engine::{Engine, StartError},
     keeper::link::{Greeted, server::end_with_keeper},
     limits::HostLimits,
@@ -86,6 +87,7 @@ pub(crate) async fn main(greeted: Greeted) -> ExitCode {
 }
 
 async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), ServerError> {
+    Point::Greeted.pass();
     let ServerSettings { engine: engine_settings, tokens, daemon_uid, log: _ } = settings;
     let heartbeat = Duration::from_millis(engine_settings.heartbeat_ms);
     // The keeper is the parent of this process; every command descends from it.
@@ -124,6 +126,7 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
         });
     // Said before the first answer, so that a server that has answered was ready, for the keeper too.
     link.ready().await;
+    Point::Ready.pass();
     let serving = tokio::spawn(serving);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serving");
 

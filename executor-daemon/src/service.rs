@@ -31,6 +31,7 @@ use self::{
     streams::{EventStream, ReadOutputEvents, ReadStreamEvents, RunEvents, WatchEvents, events},
 };
 use crate::{
+    crash::Point,
     engine::Engine,
     ids::{Caller, TenantId},
 };
@@ -108,6 +109,7 @@ impl v1::executor_server::Executor for Service {
         };
         match started.await {
             Ok(run) => {
+                Point::StartReplied.pass();
                 let from = stream_output.then_some(offsets);
                 Ok(Response::new(events(RunEvents::new(run, from, self.heartbeat, log))))
             }
@@ -150,6 +152,7 @@ impl v1::executor_server::Executor for Service {
         };
         match started.await {
             Ok(id) => {
+                Point::StartReplied.pass();
                 let TaskId(task_id) = log.task(id);
                 log.outcome("started");
                 Ok(Response::new(v1::StartTaskResponse { task_id }))
@@ -247,6 +250,7 @@ impl v1::executor_server::Executor for Service {
     ) -> Result<Response<v1::AckCompletionsResponse>, Status> {
         let (mut log, tenant, message) = self.open("AckCompletions", request)?;
         let v1::AckCompletionsRequest { caller, up_to_sequence } = message;
+        Point::CompletionDelivered.pass();
         let acknowledged = convert::caller(tenant, caller)
             .and_then(|caller| self.engine.ack_completions(&log.caller(caller), up_to_sequence));
         match acknowledged {

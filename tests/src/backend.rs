@@ -91,6 +91,8 @@ pub struct Setup {
     pub deadlines: Deadlines,
     /// How the client watches its connection.
     pub keepalive: Keepalive,
+    /// The daemon's program.
+    pub program: fn() -> &'static Path,
     /// Where the daemon listens; `None`: a fresh socket, or a port that the kernel picks.
     pub listen: Option<String>,
 }
@@ -118,6 +120,7 @@ impl Default for Setup {
             faults: None,
             deadlines: Deadlines::default(),
             keepalive: Keepalive::default(),
+            program: binaries::executor_daemon,
             listen: None,
         }
     }

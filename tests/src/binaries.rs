@@ -17,7 +17,19 @@ use nix::fcntl::{Flock, FlockArg};
 #[must_use]
 pub fn executor_daemon() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| current("executor-daemon"))
+    PATH.get_or_init(|| current("executor-daemon", &ALL))
+}
+
+/// The daemon with its crash points (`executor_daemon::crash`), of the profile that this test was built with.
+///
+/// # Panics
+/// When it cannot be built.
+#[must_use]
+pub fn executor_daemon_with_crash_points() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        current("crash-points", &["--bin", "crash-points", "--features", "executor-daemon/crash-points"])
+    })
 }
 
 /// The client's command line, of the profile that this test was built with.
@@ -27,7 +39,7 @@ pub fn executor_daemon() -> &'static Path {
 #[must_use]
 pub fn tool_client() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| current("tool-client"))
+    PATH.get_or_init(|| current("tool-client", &ALL))
 }
 
 /// The root of the workspace.
@@ -36,9 +48,12 @@ pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in a workspace")
 }
 
+/// Builds every program but the one with crash points.
+const ALL: [&str; 1] = ["--bins"];
+
 /// Cargo builds the programs of a package for that package's own tests only, so a missing or stale one is built here. One
 /// process at a time; the others find it done.
-fn current(name: &str) -> PathBuf {
+fn current(name: &str, what: &[&str]) -> PathBuf {
     let directory = profile_directory();
     let program = directory.join(name);
     if is_current(&program) {
@@ -48,7 +63,7 @@ fn current(name: &str) -> PathBuf {
     let locked =
         Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("a lock can be waited for");
     if !is_current(&program) {
-        build(&directory);
+        build(&directory, what);
     }
     drop(locked);
     program
@@ -84,7 +99,7 @@ fn is_current(program: &Path) -> bool {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tests start the programs that they test")]
-fn build(directory: &Path) {
+fn build(directory: &Path, what: &[&str]) {
     let profile = match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(name) => name,
@@ -92,7 +107,8 @@ fn build(directory: &Path) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let target = directory.parent().expect("a profile lies in a target directory");
     let output = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "-p", "executor-daemon", "-p", "tool-client", "--bins", "--profile", profile])
+        .args(["build", "--quiet", "-p", "executor-daemon", "-p", "tool-client", "--profile", profile])
+        .args(what)
         .current_dir(workspace())
         .env("CARGO_TARGET_DIR", target)
         .output()

@@ -16,7 +16,6 @@ use nix::{
 
 use crate::{
     backend::{Backend, Setup},
-    binaries,
     processes::{self, Found},
     random,
 };
@@ -69,7 +68,8 @@ impl Daemon {
         });
         let launcher: Vec<String> =
             setup.launcher.iter().map(|word| word.replace("${ROOT}", &root.to_string_lossy())).collect();
-        let program = if setup.own_program { copy_of_program(root)? } else { binaries::executor_daemon().to_owned() };
+        let program = (setup.program)();
+        let program = if setup.own_program { copy_of(program, root)? } else { program.to_owned() };
         let mut command = command(&launcher, &program);
         command.arg("serve").args(["--listen", &listen]);
         command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
@@ -143,6 +143,22 @@ impl Daemon {
     pub fn server(&self) -> Found {
         let threads = |one: &Found| status(one.pid, "Threads:");
         self.processes().into_iter().max_by_key(threads).expect("a running daemon has processes")
+    }
+
+    /// Kills the process that serves, as a crash would, and returns when it is dead; the keeper starts another one.
+    ///
+    /// # Errors
+    /// When it was dead already, or does not die.
+    #[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
+    pub async fn kill_server(&self) -> anyhow::Result<()> {
+        let server = self.server();
+        kill(Pid::from_raw(server.pid), Signal::SIGKILL).context("killing the server")?;
+        let begun = Instant::now();
+        while server.is_alive() {
+            anyhow::ensure!(begun.elapsed() < LAST_END, "it does not die: {server:?}");
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     /// Resident memory of its own processes, in KiB.
@@ -270,9 +286,9 @@ fn command(launcher: &[String], program: &Path) -> Command {
 
 /// Made by a process of its own: a file that is open for writing in a process that starts others cannot be executed for a moment.
 #[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]
-fn copy_of_program(root: &Path) -> anyhow::Result<PathBuf> {
+fn copy_of(program: &Path, root: &Path) -> anyhow::Result<PathBuf> {
     let copy = root.join("executor-daemon");
-    let status = Command::new("cp").arg(binaries::executor_daemon()).arg(&copy).status()?;
+    let status = Command::new("cp").arg(program).arg(&copy).status()?;
     anyhow::ensure!(status.success(), "copying the daemon's program: {status}");
     Ok(copy)
 }

@@ -12,6 +12,7 @@ use executor_proto::types::{Completion, OwnerId, TaskId, TaskStatus, WatchEvent}
 use tokio::sync::watch;
 
 use crate::{
+    crash::Point,
     ids::{Caller, TenantId},
     journal::{self, Account, Journal, StartNumber},
 };
@@ -133,6 +134,7 @@ impl Completions {
             };
             let first_kept = entry.ledger.waiting.front().map_or(0, |first| first.sequence);
             journal.completed(&account(tenant, owner), &completed, first_kept, Some(number));
+            Point::CompletionRecorded.pass();
         }
         entry.news.send_replace(());
         drop(owners);
@@ -152,6 +154,7 @@ impl Completions {
         entry.ledger.acknowledge(up_to);
         if let Some(journal) = self.journal.as_ref().filter(|_| entry.ledger.waiting.len() < before) {
             journal.acknowledged(&account(tenant, owner), up_to);
+            Point::CompletionAcknowledged.pass();
         }
     }
 

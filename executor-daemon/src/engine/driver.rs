@@ -26,6 +26,7 @@ use super::{
     task::{Cause, Phase, State, exit_of},
 };
 use crate::{
+    crash::Point,
     journal::{EndCause, Ended},
     keeper::link::ProcessEvent,
     limits::{CommandPermit, TaskPermit},
@@ -200,11 +201,13 @@ impl Driver {
                 sandbox_denied: None,
                 duration_ms: exited.duration_since(entry.facts.started).as_secs_f64() * 1e3,
             });
+            Point::ResultMade.pass();
         }
         // The task no longer runs, so its place is free before anybody is told.
         self.task_permit = None;
         if entry.facts.kind == Kind::Task {
             record_end(entry, &engine);
+            Point::EndRecorded.pass();
         }
         entry.apply(State::settled);
         if entry.facts.kind == Kind::Task {
@@ -245,9 +248,11 @@ impl Driver {
                 }
             })
             .await;
+            Point::OutputKept.pass();
         }
         // From here on the next server would not find it at the keeper: all that it needs is written down.
         engine.keeper.release(facts.handle);
+        Point::Released.pass();
         let max_finished = engine.settings.max_finished_per_owner;
         let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
         engine.forget(&forgotten);
@@ -285,6 +290,7 @@ impl Driver {
         let Some(engine) = self.engine.upgrade() else { return self.entry.apply(|state| state.end_done(Vec::new())) };
         if let Some(cause) = self.entry.look(State::ended_for) {
             engine.journal.asked_to_end(self.entry.facts.number, cause.into());
+            Point::KillRecorded.pass();
         }
         let keeper = engine.keeper.clone();
         let handle = self.entry.facts.handle;
@@ -294,7 +300,10 @@ impl Driver {
 
     fn event(&mut self, event: Option<ProcessEvent>) {
         match event {
-            Some(ProcessEvent::Exited { status, empty }) => self.shell_ended(exit_of(status), empty),
+            Some(ProcessEvent::Exited { status, empty }) => {
+                Point::ExitSeen.pass();
+                self.shell_ended(exit_of(status), empty);
+            }
             Some(ProcessEvent::Empty) => self.entry.apply(State::emptied),
             None => {
                 self.events = None;
@@ -314,6 +323,7 @@ impl Driver {
     }
 
     fn end_done(&mut self, survivors: Vec<u32>) {
+        Point::KillDone.pass();
         self.end = None;
         if !survivors.is_empty() {
             tracing::warn!(id = %self.entry.facts.id, ?survivors, "processes could not be ended yet");

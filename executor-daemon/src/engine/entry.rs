@@ -20,6 +20,7 @@ use super::{
     task::{Cause, Phase, Request, State},
 };
 use crate::{
+    crash::Point,
     ids::{Caller, ProcessHandle},
     journal::{self, Journal, StartNumber},
     output::Stream,
@@ -210,6 +211,7 @@ impl Entry {
                 let deltas = self.deltas(cursors).await;
                 let (read, output) = reads.answer(caller, read_id, status, deltas);
                 journal.read(self.facts.number, &read);
+                Point::ReadRecorded.pass();
                 output
             }
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use executor_proto::types::{RunAccepted, RunResult, StartKey, StreamName};
 
 use super::{Engine, StreamReader, entry::Entry, now_ms, task::State};
-use crate::output::ReadUntil;
+use crate::{crash::Point, output::ReadUntil};
 
 /// A foreground run. Several callers can hold the same. When the last is dropped before the run has finished, it goes on for
 /// the executor's resume window, so that its caller can come back, and is ended then.
@@ -59,6 +59,7 @@ impl Run {
     pub fn taken(&mut self) {
         self.entry.apply(State::taken);
         self.engine.inner.registry().taken(&self.entry.facts.caller, &self.key, now_ms());
+        Point::ResultTaken.pass();
     }
 }
 

@@ -27,6 +27,7 @@ use super::{
     task::Cause,
 };
 use crate::{
+    crash::Point,
     ids::{Caller, ProcessHandle},
     journal::{self, StartNumber},
     keeper::{
@@ -123,6 +124,7 @@ impl Start {
     pub(super) async fn launch(self, engine: &Arc<Inner>) -> Result<Arc<Entry>, ExecutorError> {
         let handle = engine.keeper.new_handle();
         let number = self.begin(engine, handle);
+        Point::StartBegun.pass();
         let spawned = match self.spawn(engine, handle).await {
             Ok(spawned) => spawned,
             Err(error) => {
@@ -143,6 +145,7 @@ impl Start {
                 return Err(self.prepared.explain(error));
             }
         };
+        Point::StartAnswered.pass();
         let started = Instant::now();
         let Spawned { handle: _, pid, stdout, stderr, events } = spawned;
         let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
@@ -171,6 +174,7 @@ impl Start {
             at_ms: started_at_ms,
         };
         engine.journal.started(number, &record);
+        Point::StartRecorded.pass();
         let facts = Facts {
             id: id.clone(),
             kind: self.kind,

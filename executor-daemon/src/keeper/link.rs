@@ -29,7 +29,7 @@ use super::{
     protocol::{FromKeeper, Identity, LeftShell, SpawnSpec, ToKeeper, VERSION, Verdict},
     wire::{self, Frame, Packet},
 };
-use crate::ids::ProcessHandle;
+use crate::{crash::Point, ids::ProcessHandle};
 
 pub(crate) mod server;
 mod state;
@@ -192,6 +192,7 @@ impl KeeperLink {
             state.spawning.insert(handle, answer);
             (ToKeeper::Spawn { handle, spec }, answered)
         });
+        Point::StartAsked.pass();
         let lost = || ExecutorError::OutcomeUnknown { reason: "the keeper is lost".to_owned() };
         match answer.await {
             Ok(Ok(spawned)) => Ok(spawned),
@@ -220,6 +221,7 @@ impl KeeperLink {
             state.ending.entry(handle).or_default().push_back(answer);
             (ToKeeper::End { handle, grace_ms }, answered)
         });
+        Point::KillAsked.pass();
         answer.await.unwrap_or_else(|_lost| self.shared().state().alive.get(&handle).copied().into_iter().collect())
     }
 
@@ -345,6 +347,7 @@ impl Greeted {
         let standby = Frame::encode(&ToKeeper::Standby)?;
         let send = |socket: &OwnedFd| standby.send(socket.as_fd(), &[], MsgFlags::MSG_DONTWAIT);
         socket.async_io(Interest::WRITABLE, send).await?;
+        Point::StandingBy.pass();
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper ended before it handed over");
         // However long it takes: the one before may have to be ended first.
@@ -358,6 +361,7 @@ impl Greeted {
             let packet = receive(&shared.socket).await?.ok_or_else(gone)?;
             carried.extend(shared.carried(packet)?);
         }
+        Point::HandedOver.pass();
         let task = tokio::spawn(state::drive(shared.clone())).abort_handle();
         Ok((KeeperLink { inner: Arc::new(Inner { shared, keeper, identities, task }) }, carried))
     }

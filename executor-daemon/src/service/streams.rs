@@ -22,7 +22,10 @@ use super::{
     call_log::{CallLog, outcome},
     convert,
 };
-use crate::engine::{Run, StreamReader, TaskWatch};
+use crate::{
+    crash::Point,
+    engine::{Run, StreamReader, TaskWatch},
+};
 
 /// What the service answers with where an rpc is a stream.
 pub(super) type EventStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -224,7 +227,11 @@ impl Events for ReadOutputEvents {
         } else if let Some(chunk) = self.chunks.pop_front() {
             Event::Chunk(chunk)
         } else {
-            Event::Status(self.status.take()?)
+            let Some(status) = self.status.take() else {
+                Point::ReadTaken.pass();
+                return None;
+            };
+            Event::Status(status)
         };
         Some(Ok(v1::ReadOutputEvent { event: Some(event) }))
     }
