@@ -289,7 +289,6 @@ impl Journal {
     }
 
     /// Forgets everything.
-    #[cfg(test)]
     pub(crate) fn empty(&self) {
         self.inner.shared.state().store.empty().expect("memory can be written");
     }

@@ -151,7 +151,7 @@ impl Store {
     }
 
     /// Removes every row.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn empty(&self) -> Result<(), rusqlite::Error> {
         self.together(|store| {
             for table in ["meta", "worlds", "starts", "keys", "ledgers", "completions"] {
