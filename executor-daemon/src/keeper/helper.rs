@@ -40,10 +40,19 @@ use crate::ids::ProcessHandle;
 pub(super) const KILL_TIME: Duration = Duration::from_millis(900);
 /// Most ended children taken in one go, before the socket is looked at again.
 pub(super) const MAX_REAPED_AT_ONCE: usize = 256;
-/// From this pass on everything is stopped before it is killed, so that it cannot fork meanwhile.
-const STOP_FROM_PASS: u32 = 3;
+/// How long they are taken in one go while everything is being ended: until they are, a bomb's living are hard to see among them.
+const MAX_REAPING: Duration = Duration::from_millis(50);
+/// Longest look at who descends from whom in a pass that does not stop anything, and one of how many looks. What a look does not
+/// reach becomes a direct child when its parents die.
+const SHORT_WALK: Duration = Duration::from_millis(50);
+const WALK_EVERY: u32 = 4;
+/// From this pass on everything is stopped before it is killed, so that it cannot fork meanwhile. The passes before it only kill
+/// direct children, and each takes a few milliseconds with thousands of them; with the looks that stopping takes one can take tens.
+const STOP_FROM_PASS: u32 = 16;
 /// From this pass on the helper asks for a real-time priority, so that a bomb cannot outrun it.
 const REAL_TIME_FROM_PASS: u32 = 8;
+/// Longest that stopping goes on in one pass.
+const MAX_STOPPING: Duration = Duration::from_millis(500);
 /// Most rounds of looking for what is not stopped yet in one pass.
 const MAX_STOP_ROUNDS: usize = 8;
 /// Most entries in a list for people, and of survivors.
@@ -296,7 +305,12 @@ impl Helper<'_> {
     fn reap(&mut self) -> bool {
         let mut shell_status = None;
         let mut outcome = None;
-        for _ in 0..MAX_REAPED_AT_ONCE {
+        let ending = self.running.as_ref().is_some_and(|running| running.ending.is_some());
+        let until = Instant::now() + MAX_REAPING;
+        for taken in 0.. {
+            if taken >= MAX_REAPED_AT_ONCE && (!ending || Instant::now() >= until) {
+                break;
+            }
             match tree::reap() {
                 Reaped::Child(pid, status) => {
                     if let Some(running) = &mut self.running
@@ -337,7 +351,9 @@ impl Helper<'_> {
         if now >= ending.kill_at && now >= ending.pass_at {
             let pass = ending.passes;
             ending.passes = pass.saturating_add(1);
-            kill_pass(pass, running.shell);
+            // With nobody who waits there is no hurry.
+            let until = if ending.owed > 0 { ending.answer_at } else { now + MAX_STOPPING };
+            kill_pass(pass, running.shell, until);
             ending.pass_at = Instant::now() + ending.pause();
             if pass == REAL_TIME_FROM_PASS {
                 self.set_real_time(true);
@@ -439,24 +455,26 @@ fn terminate(shell: Option<i32>) {
 }
 
 /// One pass of killing. Whatever loses its parent by it becomes a direct child, for the next pass.
-fn kill_pass(pass: u32, shell: Option<i32>) {
-    if pass == 0 {
-        if let Some(shell) = shell {
-            tree::signal_group_of(shell, libc::SIGKILL);
-        }
-        tree::walk().iter().for_each(|one| one.signal(libc::SIGKILL));
+fn kill_pass(pass: u32, shell: Option<i32>, until: Instant) {
+    if pass == 0
+        && let Some(shell) = shell
+    {
+        tree::signal_group_of(shell, libc::SIGKILL);
+    }
+    if pass < STOP_FROM_PASS && pass.is_multiple_of(WALK_EVERY) {
+        tree::walk_until(Instant::now() + SHORT_WALK).iter().for_each(|one| one.signal(libc::SIGKILL));
         return;
     }
     if pass >= STOP_FROM_PASS {
         for _ in 0..MAX_STOP_ROUNDS {
             tree::direct_children().into_iter().for_each(|pid| tree::signal_child(pid, libc::SIGSTOP));
-            let walked = tree::walk();
+            let walked = tree::walk_until(until);
             let running = walked.iter().filter(|one| !one.stopped() && !one.zombie());
-            if running.map(|one| one.signal(libc::SIGSTOP)).count() == 0 {
+            if running.map(|one| one.signal(libc::SIGSTOP)).count() == 0 || Instant::now() >= until {
                 break;
             }
         }
-        tree::walk().iter().for_each(|one| one.signal(libc::SIGKILL));
+        tree::walk_until(until).iter().for_each(|one| one.signal(libc::SIGKILL));
     }
     tree::direct_children().into_iter().for_each(|pid| tree::signal_child(pid, libc::SIGKILL));
 }

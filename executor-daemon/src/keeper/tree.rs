@@ -145,7 +145,12 @@ pub(super) fn stopped_child() -> Option<i32> {
 /// Every descendant that can be seen and proven just now, direct children first; ended ones that nobody has reaped
 /// included. Bounded in number and time.
 pub(super) fn walk() -> Vec<Descendant> {
-    let until = Instant::now() + MAX_WALK;
+    walk_until(Instant::now() + MAX_WALK)
+}
+
+/// The same until a moment, at most as long as [`walk`] may take.
+pub(super) fn walk_until(until: Instant) -> Vec<Descendant> {
+    let until = until.min(Instant::now() + MAX_WALK);
     let mut source = Source::new();
     let mut found: Vec<Descendant> = direct_children_from(&mut source);
     let mut next = 0;

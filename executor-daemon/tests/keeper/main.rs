@@ -1,5 +1,6 @@
 //! The keeper with real processes: the binary of this crate as an embedded keeper, driven through the link.
 
+mod bombs;
 mod endings;
 mod helpers;
 mod spills;
