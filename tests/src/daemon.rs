@@ -150,15 +150,15 @@ impl Daemon {
     /// # Errors
     /// When it was dead already, or does not die.
     #[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
-    pub async fn kill_server(&self) -> anyhow::Result<()> {
+    pub async fn kill_server(&self) -> anyhow::Result<Found> {
         let server = self.server();
         kill(Pid::from_raw(server.pid), Signal::SIGKILL).context("killing the server")?;
         let begun = Instant::now();
         while server.is_alive() {
-            anyhow::ensure!(begun.elapsed() < LAST_END, "it does not die: {server:?}");
+            anyhow::ensure!(begun.elapsed() < STOP, "it does not die: {server:?}");
             tokio::time::sleep(LOOK).await;
         }
-        Ok(())
+        Ok(server)
     }
 
     /// Resident memory of its own processes, in KiB.

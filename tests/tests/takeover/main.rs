@@ -35,11 +35,7 @@ fn setup() -> Setup {
 
 /// Kills the process that serves, as a crash would.
 async fn kill_server(world: &World) -> Found {
-    let server: Found = world.daemon().expect("it is a daemon's world").server();
-    #[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(server.pid), Signal::SIGKILL).expect("it was alive");
-    wait_for("the server is dead", LIMIT, || !server.is_alive()).await;
-    server
+    world.daemon().expect("it is a daemon's world").kill_server().await.expect("it is killed")
 }
 
 /// Kills the process that serves and waits until another one answers; how long that took.
