@@ -1,6 +1,6 @@
 //! The three ways to an executor, and what a test may ask of one.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path};
+use std::{collections::BTreeMap, ffi::OsString, path::Path, time::Duration};
 
 use executor_daemon::config::Settings;
 use nix::unistd::Uid;
@@ -87,6 +87,8 @@ pub struct Setup {
     pub heartbeat_ms: Option<u64>,
     /// A proxy between client and daemon that does this; `None`: none.
     pub faults: Option<Plan>,
+    /// Kill the daemon's server each time that so long has passed; `None`: never.
+    pub kill_server_every: Option<Duration>,
     /// What the client waits for at most.
     pub deadlines: Deadlines,
     /// How the client watches its connection.
@@ -118,6 +120,7 @@ impl Default for Setup {
             group: None,
             heartbeat_ms: None,
             faults: None,
+            kill_server_every: None,
             deadlines: Deadlines::default(),
             keepalive: Keepalive::default(),
             program: binaries::executor_daemon,

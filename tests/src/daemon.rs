@@ -13,6 +13,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid, chown},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     backend::{Backend, Setup},
@@ -161,6 +162,17 @@ impl Daemon {
         Ok(server)
     }
 
+    /// Kills its server each time that so long has passed, until what is returned is dropped.
+    pub fn kill_server_every(&self, time: Duration) -> AbortOnDropHandle<()> {
+        let keeper = self.pid;
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(time).await;
+                kill_server_of(keeper);
+            }
+        }))
+    }
+
     /// Resident memory of its own processes, in KiB.
     #[must_use]
     pub fn resident_kib(&self) -> u64 {
@@ -261,6 +273,18 @@ impl Drop for Daemon {
         if self.child.kill().is_ok() && self.child.wait().is_err() {
             // Nothing more can be done for it here.
         }
+    }
+}
+
+/// Kills the server that a keeper has, if it has one just now.
+#[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
+fn kill_server_of(keeper: i32) {
+    let server =
+        processes::all().into_values().find(|one| one.parent == keeper && one.command_line.ends_with(" __server"));
+    if let Some(server) = server
+        && kill(Pid::from_raw(server.pid), Signal::SIGKILL).is_err()
+    {
+        // It has ended in this moment.
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 mod play;
 mod template;
 
-pub use play::{Played, check_replays, failures, play, play_all, play_in};
+pub use play::{Faults, Played, check_replays, failures, play, play_all, play_in};
 
 /// One recorded case.
 #[derive(Debug, Clone, Deserialize)]

@@ -17,7 +17,7 @@ use executor_proto::types::{
 };
 use futures_util::StreamExt;
 use tempfile::TempDir;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tool_client::{
     executor::{
         Executor, ExecutorError,
@@ -53,6 +53,7 @@ pub struct World {
     started: Mutex<HashMap<TaskId, Option<OwnerId>>>,
     proxy: Option<FaultProxy>,
     daemon: Option<Daemon>,
+    killing: Option<AbortOnDropHandle<()>>,
     tmp: PathBuf,
     tag: String,
     root: Option<TempDir>,
@@ -79,7 +80,8 @@ impl World {
             prepare(line, &tmp)?;
         }
         if backend == Backend::InProcess {
-            anyhow::ensure!(setup.faults.is_none(), "an executor in this process has no connection");
+            let none = setup.faults.is_none() && setup.kill_server_every.is_none();
+            anyhow::ensure!(none, "an executor in this process has no connection and no server");
             let executor = LocalExecutor::start(setup.local_options(&tmp, &state)).await?;
             return Self::over(Arc::new(executor), None, None, tmp, Some(root));
         }
@@ -90,7 +92,8 @@ impl World {
         };
         let endpoint = proxy.as_ref().map_or(daemon.endpoint(), FaultProxy::endpoint);
         let executor = remote(endpoint, Some(daemon.token_file()), setup.deadlines, setup.keepalive)?;
-        Self::over(Arc::new(executor), proxy, Some(daemon), tmp, Some(root))
+        let killing = setup.kill_server_every.map(|time| daemon.kill_server_every(time));
+        Ok(Self { killing, ..Self::over(Arc::new(executor), proxy, Some(daemon), tmp, Some(root))? })
     }
 
     /// Over a daemon that is already running elsewhere and shares the directory `tmp` with this process.
@@ -116,6 +119,7 @@ impl World {
             executor,
             mailbox,
             started: Mutex::default(),
+            killing: None,
             proxy,
             daemon,
             tmp,
@@ -393,8 +397,8 @@ impl World {
     /// # Errors
     /// When it does not end, or not well, or leaves something behind.
     pub async fn finish(self) -> anyhow::Result<()> {
-        let Self { tools, notices, executor, mailbox, started: _, proxy, daemon, tmp: _, tag, root } = self;
-        drop((tools, notices, executor, mailbox, proxy));
+        let Self { tools, notices, executor, mailbox, started: _, proxy, daemon, killing, tmp: _, tag, root } = self;
+        drop((tools, notices, executor, mailbox, proxy, killing));
         if let Some(daemon) = daemon {
             daemon.stop().await?;
         }

@@ -12,7 +12,7 @@ use clap::{Parser, ValueEnum};
 use executor_tests::{
     Backend, World, block_on,
     faults::Plan,
-    scenario::{self, Played, Scenario},
+    scenario::{self, Faults, Played, Scenario},
 };
 
 /// Plays scenarios against an executor and compares every word that the model reads.
@@ -30,6 +30,12 @@ struct Arguments {
     /// Cuts every connection to the daemon when it is so old, in milliseconds.
     #[arg(long, value_name = "MS")]
     cut_every: Option<u64>,
+    /// Lets every so many-th call reach the daemon and loses its reply.
+    #[arg(long, value_name = "CALLS")]
+    lose_replies: Option<u32>,
+    /// Kills the daemon's server each time that so long has passed, in milliseconds.
+    #[arg(long, value_name = "MS")]
+    kill_every: Option<u64>,
     /// How many are played at the same time.
     #[arg(long, value_name = "N", default_value_t = 4)]
     jobs: usize,
@@ -75,13 +81,22 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
         arguments.backend != Where::Connect || count == 1,
         "one running daemon plays one scenario: name it with --only"
     );
-    let faults = arguments.cut_every.map(|ms| Plan::cut_every(Duration::from_millis(ms)));
+    let plan = Plan {
+        cut_every: arguments.cut_every.map(Duration::from_millis),
+        lose_every: arguments.lose_replies,
+        ..Plan::PASS
+    };
+    let faults = Faults {
+        wire: Some(plan).filter(|plan| *plan != Plan::PASS),
+        kill_server_every: arguments.kill_every.map(Duration::from_millis),
+    };
     anyhow::ensure!(
-        faults.is_none() || matches!(arguments.backend, Where::Unix | Where::Tcp),
-        "--cut-every needs --backend unix or tcp"
+        (faults.wire.is_none() && faults.kill_server_every.is_none())
+            || matches!(arguments.backend, Where::Unix | Where::Tcp),
+        "--cut-every, --lose-replies and --kill-every need --backend unix or tcp"
     );
     let played = match arguments.backend {
-        Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, None, arguments.jobs).await,
+        Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, faults, arguments.jobs).await,
         Where::Unix => scenario::play_all(scenarios, Backend::Unix, faults, arguments.jobs).await,
         Where::Tcp => scenario::play_all(scenarios, Backend::Tcp, faults, arguments.jobs).await,
         Where::Connect => {

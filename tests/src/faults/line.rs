@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
 
 use super::{
     Shared,
@@ -22,6 +25,9 @@ const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Pieces a second for a slow client, so that it is slow all the time and not by turns.
 const SLOW_PIECES_PER_SECOND: u32 = 20;
+
+/// How long the reply that a plan loses is waited for: the streams that are opened once and stay have no end.
+const LOST_WITHIN: Duration = Duration::from_millis(150);
 
 /// Why a connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,14 +46,16 @@ pub(super) struct Line {
     daemon: Socket,
     /// The call whose reply is being lost; 0: none.
     losing: AtomicU32,
+    /// By when a reply that is being lost must have come.
+    lost_by: watch::Sender<Option<Instant>>,
     /// When a call moved last.
     moved: Mutex<Instant>,
 }
 
 impl Line {
     pub(super) fn new(shared: Arc<Shared>, number: u64, client: Socket, daemon: Socket) -> Self {
-        let (losing, moved) = (AtomicU32::new(0), Mutex::new(Instant::now()));
-        Self { shared, number, client, daemon, losing, moved }
+        let (losing, lost_by) = (AtomicU32::new(0), watch::Sender::new(None));
+        Self { shared, number, client, daemon, losing, lost_by, moved: Mutex::new(Instant::now()) }
     }
 
     /// Carries bytes until both sides have ended, one is gone, or a fault cuts it.
@@ -57,6 +65,7 @@ impl Line {
             () = self.ordered_cut() => Err(Over::Cut),
             () = self.too_old() => Err(Over::Cut),
             () = self.too_idle() => Err(Over::Cut),
+            () = self.lost() => Err(Over::Cut),
             both = async { tokio::try_join!(self.pump(Direction::ToDaemon), self.pump(Direction::ToClient)) } => both,
         };
         if over == Err(Over::Cut) {
@@ -80,6 +89,17 @@ impl Line {
 
     async fn too_idle(&self) {
         self.shared.when_due(|plan| plan.cut_idle.map(|silence| *self.moved() + silence)).await;
+    }
+
+    async fn lost(&self) {
+        let mut lost_by = self.lost_by.subscribe();
+        let by = lost_by.wait_for(Option::is_some).await.ok().and_then(|by| *by);
+        match by {
+            Some(by) => sleep_until(by).await,
+            // The sender is in `self`.
+            None => std::future::pending().await,
+        }
+        self.shared.see(|seen| seen.lost_replies += 1);
     }
 
     fn moved(&self) -> std::sync::MutexGuard<'_, Instant> {
@@ -160,9 +180,17 @@ impl Line {
         match direction {
             Direction::ToDaemon => {
                 if begins {
-                    self.shared.see(|seen| seen.calls += 1);
-                    if self.shared.takes_loss() {
+                    let mut calls = 0;
+                    self.shared.see(|seen| {
+                        seen.calls += 1;
+                        calls = seen.calls;
+                    });
+                    let planned = self.shared.plan().loses(calls);
+                    if self.shared.takes_loss() || planned {
                         self.losing.store(stream, Ordering::Release);
+                    }
+                    if planned {
+                        self.lost_by.send_replace(Some(Instant::now() + LOST_WITHIN));
                     }
                 }
                 false

@@ -30,6 +30,9 @@ pub struct Plan {
     /// Cut a connection on which no call has moved for so long, as a proxy does that understands HTTP/2: headers and data
     /// count, pings do not.
     pub cut_idle: Option<Duration>,
+    /// Of so many calls, over all connections, let one reach the daemon and lose its reply: its connection is cut when the reply is
+    /// there, or has not come for a while. Each third of these is spared, so that no call is lost as often as it is made.
+    pub lose_every: Option<u32>,
     /// Hold every chunk, in both directions, for so long.
     pub delay: Option<Duration>,
     /// Let the client read no faster.
@@ -38,8 +41,14 @@ pub struct Plan {
 
 impl Plan {
     /// Pass everything on.
-    pub const PASS: Self =
-        Self { cut_after: None, cut_every: None, cut_idle: None, delay: None, client_bytes_per_second: None };
+    pub const PASS: Self = Self {
+        cut_after: None,
+        cut_every: None,
+        cut_idle: None,
+        lose_every: None,
+        delay: None,
+        client_bytes_per_second: None,
+    };
 
     /// Cut every connection after so many bytes in a direction.
     #[must_use]
@@ -57,6 +66,18 @@ impl Plan {
     #[must_use]
     pub fn cut_idle(silence: Duration) -> Self {
         Self { cut_idle: Some(silence), ..Self::PASS }
+    }
+
+    /// Lose the reply of one in so many calls.
+    #[must_use]
+    pub fn lose_every(calls: u32) -> Self {
+        Self { lose_every: Some(calls), ..Self::PASS }
+    }
+
+    /// Whether the reply of this call, counted from 1, is lost.
+    pub(super) fn loses(self, call: u64) -> bool {
+        let every = self.lose_every.map_or(0, u64::from);
+        every > 0 && call.is_multiple_of(every) && !(call / every).is_multiple_of(3)
     }
 
     /// Delay every chunk.

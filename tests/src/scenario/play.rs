@@ -26,6 +26,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Wait after the last step of a scenario with tasks that names none, in which a notice too many would come.
 const SETTLE_MS: u64 = 100;
 
+/// What is done to a daemon and the connections to it while a scenario is played. The default is nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// A proxy does this to every connection.
+    pub wire: Option<Plan>,
+    /// The server is killed each time that so long has passed.
+    pub kill_server_every: Option<Duration>,
+}
+
 /// What came of a scenario.
 #[derive(Debug, Clone, Default)]
 pub struct Played {
@@ -37,11 +46,11 @@ pub struct Played {
     pub replayed: bool,
 }
 
-/// Plays a scenario in a fresh world on a backend, a daemon through a proxy that does this to every connection.
+/// Plays a scenario in a fresh world on a backend, a daemon with these faults.
 ///
 /// # Errors
 /// When the world cannot be made.
-pub async fn play(scenario: &Scenario, backend: Backend, faults: Option<Plan>) -> anyhow::Result<Played> {
+pub async fn play(scenario: &Scenario, backend: Backend, faults: Faults) -> anyhow::Result<Played> {
     let config = &scenario.config;
     let default = Setup::default();
     let (uid, unable) = backend.give_uid(scenario.uid);
@@ -54,7 +63,8 @@ pub async fn play(scenario: &Scenario, backend: Backend, faults: Option<Plan>) -
         environment: scenario.process_env.clone().into_iter().collect(),
         prepare: scenario.setup.clone(),
         uid,
-        faults,
+        faults: faults.wire,
+        kill_server_every: faults.kill_server_every,
         ..default
     };
     let mut world = World::start(backend, setup).await?;
@@ -74,7 +84,7 @@ const ONE_REPLAY_IN: usize = 10;
 pub async fn play_all(
     scenarios: Vec<Scenario>,
     backend: Backend,
-    faults: Option<Plan>,
+    faults: Faults,
     jobs: usize,
 ) -> Vec<(Scenario, anyhow::Result<Played>)> {
     let mut all: Vec<_> = stream::iter(scenarios)
