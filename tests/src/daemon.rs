@@ -281,10 +281,9 @@ impl Drop for Daemon {
 fn kill_server_of(keeper: i32) {
     let server =
         processes::all().into_values().find(|one| one.parent == keeper && one.command_line.ends_with(" __server"));
-    if let Some(server) = server
-        && kill(Pid::from_raw(server.pid), Signal::SIGKILL).is_err()
-    {
-        // It has ended in this moment.
+    if let Some(server) = server {
+        // An error: it has ended in this moment.
+        let _ = kill(Pid::from_raw(server.pid), Signal::SIGKILL);
     }
 }
 

@@ -114,7 +114,7 @@ async fn a_server_that_dies_is_replaced_and_its_run_goes_on(world: &World) {
     let command = "echo out; echo > ready; until [ -e go ]; do sleep 0.01; done; echo more; exit 3";
     let die = async {
         wait_for("it runs", SOON, || world.tmp().join("ready").exists()).await;
-        kill_server(daemon);
+        daemon.kill_server().await.expect("it is killed");
         assert_eq!(world.bash("echo ok").await, "ok\n");
         assert_ne!(daemon.server().pid, server.pid);
         std::fs::write(world.tmp().join("go"), "").expect("written");
@@ -122,9 +122,4 @@ async fn a_server_that_dies_is_replaced_and_its_run_goes_on(world: &World) {
     let (text, ()) = futures_util::future::join(world.bash(command), die).await;
     assert_eq!(text, "out\nmore\n[exit code: 3]");
     world.assert_no_survivors("after the run");
-}
-
-#[expect(clippy::disallowed_methods, reason = "the server was seen alive as a child of the daemon just now")]
-fn kill_server(daemon: &Daemon) {
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.server().pid), Signal::SIGKILL).expect("it lives");
 }
