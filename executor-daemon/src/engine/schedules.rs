@@ -134,6 +134,7 @@ fn play(world: &mut World, steps: &[Step]) {
     let mut model = Model::default();
     let mut server = Server::take_over(world, &mut model);
     for step in steps {
+        world.now_ms += 1;
         match step {
             Step::ServerDies => {
                 drop(server);
