@@ -35,7 +35,7 @@ use crate::{
 
 /// Caps that a short schedule reaches.
 const MAX_TASKS_PER_OWNER: u64 = 2;
-pub(super) const MAX_FINISHED: u64 = 3;
+pub(super) const MAX_FINISHED: u64 = 1;
 pub(super) const MAX_COMPLETIONS: u64 = 3;
 
 /// How long a finished task is kept, in milliseconds.
@@ -570,6 +570,8 @@ impl Server {
             Some(_) => {
                 *driver = Driver { over: true, ..Driver::default() };
                 drop((driver, state));
+                // No two finish at the same moment.
+                world.now_ms += 1;
                 let keep = Keep { id: task.kind == Kind::Task, result: (task.kind == Kind::Run).then_some(1) };
                 let forgotten = self.registry.finished(&task.caller.tenant, &task.id, keep, world.now_ms, MAX_FINISHED);
                 if keep.id {
