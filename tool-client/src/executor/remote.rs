@@ -41,9 +41,11 @@ use super::{
 mod attach;
 mod incoming;
 mod lost;
+mod reads;
 mod run;
 
 use incoming::{Gathered, Incoming, More, events};
+use reads::Unanswered;
 
 /// Largest message that is read. The daemon's own limit is a quarter of it.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
@@ -80,6 +82,8 @@ pub struct RemoteExecutor {
     deadlines: Deadlines,
     /// What the daemon last said of itself.
     known: Mutex<Option<Known>>,
+    /// Reads that may have been answered.
+    unanswered: Unanswered,
 }
 
 /// What a client remembers of a daemon.
@@ -122,7 +126,45 @@ impl RemoteExecutor {
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_REQUEST_BYTES);
-        Self { endpoint: endpoint.to_string(), client, peer, deadlines, known: Mutex::default() }
+        Self {
+            endpoint: endpoint.to_string(),
+            client,
+            peer,
+            deadlines,
+            known: Mutex::default(),
+            unanswered: Unanswered::default(),
+        }
+    }
+
+    /// Asks for one read until it is answered, or until that is hopeless.
+    async fn read(
+        &self,
+        mut request: v1::ReadOutputRequest,
+        wait: Option<Duration>,
+    ) -> Result<TaskOutput, ExecutorError> {
+        let until = wait.map(|wait| Instant::now() + wait);
+        let open = |mut client: ExecutorClient<Wire>, request| async move {
+            client.read_output(request).await.map(tonic::Response::into_inner)
+        };
+        let begun = Instant::now();
+        let mut lost_since = None;
+        for failed in 1_u32.. {
+            let message = request.clone();
+            let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), message, open).await?;
+            let mut incoming = self.incoming(Rpc::ReadOutput, stream);
+            let fault = match task_output(&mut incoming).await? {
+                Ok(output) => return Ok(output),
+                Err(fault) => fault,
+            };
+            let since = *lost_since.get_or_insert_with(Instant::now);
+            // The answer was lost on its way: the executor gives the same again for the same name.
+            match self.pause_before_next(Rpc::ReadOutput, &fault, failed, begun, Some(since)).await {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(incoming.error(fault)),
+            }
+            request.wait_ms = until.map(|until| until.saturating_duration_since(Instant::now()).as_secs_f64() * 1000.0);
+        }
+        unreachable!("the attempts are counted without an end")
     }
 
     /// Makes a call, and makes it again where the retry table allows that. `sent` tells, at any time and also after this
@@ -372,35 +414,18 @@ impl Executor for RemoteExecutor {
         id: &TaskId,
         wait: Option<Duration>,
     ) -> Result<TaskOutput, ExecutorError> {
-        let until = wait.map(|wait| Instant::now() + wait);
-        let mut request = v1::ReadOutputRequest {
+        let read = self.unanswered.begin(owner, id);
+        let request = v1::ReadOutputRequest {
             caller: convert::caller(owner),
             task_id: id.0.clone(),
-            read_id: random_name(),
+            read_id: read.name(),
             wait_ms: wait.map(|wait| wait.as_secs_f64() * 1000.0),
         };
-        let open = |mut client: ExecutorClient<Wire>, request| async move {
-            client.read_output(request).await.map(tonic::Response::into_inner)
-        };
-        let begun = Instant::now();
-        let mut lost_since = None;
-        for failed in 1_u32.. {
-            let message = request.clone();
-            let stream = self.call(Rpc::ReadOutput, self.deadlines.silence, &Sent::default(), message, open).await?;
-            let mut incoming = self.incoming(Rpc::ReadOutput, stream);
-            let fault = match task_output(&mut incoming).await? {
-                Ok(output) => return Ok(output),
-                Err(fault) => fault,
-            };
-            let since = *lost_since.get_or_insert_with(Instant::now);
-            // The answer was lost on its way: the executor gives the same again for the same name.
-            match self.pause_before_next(Rpc::ReadOutput, &fault, failed, begun, Some(since)).await {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => return Err(incoming.error(fault)),
-            }
-            request.wait_ms = until.map(|until| until.saturating_duration_since(Instant::now()).as_secs_f64() * 1000.0);
+        let output = self.read(request, wait).await;
+        if !matches!(output, Err(ExecutorError::Unavailable { .. } | ExecutorError::OutcomeUnknown { .. })) {
+            read.answered();
         }
-        unreachable!("the attempts are counted without an end")
+        output
     }
 
     async fn kill_task(&self, owner: Option<&OwnerId>, id: &TaskId) -> Result<KillOutcome, ExecutorError> {

@@ -464,8 +464,8 @@ async fn a_delta_comes_in_chunks() {
         assert!(matches!(error, ExecutorError::Unavailable { .. }), "{error:?}");
     }
     assert_eq!(but_info(&daemon).len(), 3, "a read is not repeated where its name means nothing");
-    let distinct: std::collections::HashSet<_> = daemon.seen().keys.into_iter().collect();
-    assert_eq!(distinct.len(), 3, "each read has a name of its own");
+    let names = daemon.seen().keys;
+    assert!(names[0] != names[1] && names[1] == names[2], "one without an answer is gone on with: {names:?}");
 }
 
 #[tokio::test]
