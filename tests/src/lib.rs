@@ -18,6 +18,7 @@
 //!   [`World::survivors`] finds whatever of it is alive.
 //! - [`wait_for`] and [`wait_until`] wait for conditions; nothing sleeps in place of one. [`Stopwatch`] checks bounds and
 //!   grants thrice the time on a busy machine.
+//! - `EXECUTOR_TEST_FAULTS` (`cuts`, `lost-replies`, `delays`, `slow-reader`) puts a proxy before every daemon whose test has none.
 //! - [`scenario`] plays recorded cases; the program `scenarios` does it from the command line.
 
 use std::{
@@ -41,6 +42,7 @@ mod world;
 
 pub use backend::{Backend, Setup};
 pub use daemon::Daemon;
+use faults::Plan;
 pub use mailbox::Mailbox;
 pub use wait::{Stopwatch, wait_for, wait_until};
 pub use world::{SESSION, World};
@@ -124,7 +126,10 @@ macro_rules! on_backend {
 ///
 /// # Panics
 /// When the body does, or hangs, or the executor does not start or end well.
-pub fn run(backend: Backend, setup: Setup, body: impl AsyncFnOnce(&World)) {
+pub fn run(backend: Backend, mut setup: Setup, body: impl AsyncFnOnce(&World)) {
+    if backend != Backend::InProcess && setup.faults.is_none() {
+        setup.faults = asked_for();
+    }
     block_on(async {
         let world = World::start(backend, setup).await.expect("the executor starts");
         let played = AssertUnwindSafe(tokio::time::timeout(HANGS, body(&world))).catch_unwind().await;
@@ -134,6 +139,18 @@ pub fn run(backend: Backend, setup: Setup, body: impl AsyncFnOnce(&World)) {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     });
+}
+
+/// The faults that `EXECUTOR_TEST_FAULTS` names for every daemon whose test has none of its own.
+fn asked_for() -> Option<Plan> {
+    let name = std::env::var("EXECUTOR_TEST_FAULTS").ok()?;
+    Some(match name.as_str() {
+        "cuts" => Plan::cut_every(Duration::from_millis(400)),
+        "lost-replies" => Plan::lose_every(3),
+        "delays" => Plan::delay(Duration::from_millis(5)),
+        "slow-reader" => Plan::slow_client(1_000_000),
+        _ => panic!("EXECUTOR_TEST_FAULTS={name}: cuts, lost-replies, delays or slow-reader"),
+    })
 }
 
 /// Says something to whoever runs the tests, past what captures the output of tests that pass.
