@@ -1,5 +1,5 @@
 //! What must survive a kill of the server or the keeper and a restart of the host: starts and their keys, ends, read positions,
-//! completions, and the kept output of finished tasks. All of it lies in the state directory.
+//! completions, the kept output of finished tasks, and the files in which the output of running ones lies. All of it lies in the state directory.
 //!
 //! ```text
 //!   begin ─► started ─► asked_to_end ─► ended ─► completed ─► forgotten ─► its key, for a day
@@ -17,13 +17,15 @@
 pub(crate) mod fuzzing;
 mod keys;
 mod record;
+mod rings;
 mod store;
 mod tails;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{
@@ -44,6 +46,7 @@ pub(crate) use self::record::{
 };
 use self::{
     keys::Keys,
+    rings::Rings,
     store::{CHECKPOINT_EVERY, MAX_LOG_BYTES, Store, decode, encode, io_error},
     tails::Tails,
 };
@@ -71,6 +74,7 @@ struct Inner {
     /// Wakes who copies the log; that one ends when this is gone.
     copy: SyncSender<()>,
     tails: Tails,
+    rings: Rings,
 }
 
 #[derive(Debug)]
@@ -118,6 +122,7 @@ impl Journal {
     ) -> io::Result<(Self, Recovered)> {
         let (store, set_aside) = Store::open(state_dir, now_ms)?;
         let tails = Tails::open(state_dir)?;
+        let rings = Rings::open(state_dir);
         let copier = store.another()?;
         let (state, mut recovered) =
             State::of(store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
@@ -127,11 +132,12 @@ impl Journal {
             .iter()
             .filter_map(|start| Some((start.start.account.tenant.clone(), start.started.as_ref()?.id.clone())));
         tails.keep_only(&known.collect());
+        rings.keep_only(&recovered.starts.iter().map(|start| start.number).collect());
         let shared = Arc::new(Shared { state: Mutex::new(state), failures: AtomicU64::new(0) });
         let (copy, asked) = sync_channel(1);
         let of_thread = Arc::clone(&shared);
         std::thread::Builder::new().name("journal".to_owned()).spawn(move || copy_logs(&of_thread, &copier, &asked))?;
-        let inner = Inner { shared, written: AtomicU32::new(0), copy, tails };
+        let inner = Inner { shared, written: AtomicU32::new(0), copy, tails, rings };
         Ok((Self { inner: Arc::new(inner) }, recovered))
     }
 
@@ -186,6 +192,7 @@ impl Journal {
         let mut state = self.inner.shared.state();
         let forgotten = state.forget(number, now_ms);
         drop(state);
+        self.inner.rings.remove(number);
         if let Ok(Some(used)) = &forgotten
             && let Some(id) = &used.id
         {
@@ -225,11 +232,29 @@ impl Journal {
         self.note(written);
     }
 
-    /// Keeps the end of a stream that is closed, until its task is forgotten.
-    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) {
-        if let Err(error) = self.inner.tails.keep(tenant, id, stream, tail) {
-            self.failed_to_write(&error);
+    /// Keeps the end of a stream that is closed, until its task is forgotten. False: it could not be written.
+    pub(crate) fn keep_tail(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) -> bool {
+        let kept = self.inner.tails.keep(tenant, id, stream, tail);
+        if let Err(error) = &kept {
+            self.failed_to_write(error);
         }
+        kept.is_ok()
+    }
+
+    /// Makes the file for a stream's ring, until it is removed or its task is forgotten. `None`: it cannot be had, which is
+    /// logged. May wait for a disk.
+    pub(crate) fn make_ring(&self, number: StartNumber, stream: StreamName, ring_bytes: u64) -> Option<File> {
+        self.inner.rings.make(number, stream, ring_bytes)
+    }
+
+    /// The ring file that was left of a stream, open for reading; `None`: there is none.
+    pub(crate) fn ring(&self, number: StartNumber, stream: StreamName) -> Option<io::Result<File>> {
+        self.inner.rings.left(number, stream)
+    }
+
+    /// Removes the ring files of a task.
+    pub(crate) fn remove_rings(&self, number: StartNumber) {
+        self.inner.rings.remove(number);
     }
 
     /// What is kept of a stream; `None`: nothing, or nothing that can be read.
@@ -275,7 +300,8 @@ impl Journal {
         let (state, _nothing) = State::of(store, boot_id, keeper, now_ms, false).expect("a new one can be read");
         let shared = Arc::new(Shared { state: Mutex::new(state), failures: AtomicU64::new(0) });
         let (copy, _nobody) = sync_channel(1);
-        let inner = Inner { shared, written: AtomicU32::new(0), copy, tails: Tails::nowhere() };
+        let inner =
+            Inner { shared, written: AtomicU32::new(0), copy, tails: Tails::nowhere(), rings: Rings::nowhere() };
         Self { inner: Arc::new(inner) }
     }
 

@@ -13,9 +13,9 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use crate::ids::{Caller, TenantId};
 
-/// Descriptors that one command takes in the engine's process while it is alive: two pipes, two stream files, two spills,
-/// its helper's news.
-const DESCRIPTORS_PER_COMMAND: u64 = 7;
+/// Descriptors that one command takes while it is alive: in the engine's process two pipes, two stream files, two spills and
+/// its helper's news; in the keeper, which has the same limit, the pages of two stream files more.
+const DESCRIPTORS_PER_COMMAND: u64 = 9;
 
 /// Most connections that the listening sockets of one kind (Unix or TCP) share.
 const MAX_CONNECTIONS_PER_KIND: u64 = 1_024;
@@ -195,7 +195,7 @@ mod tests {
         let host = |descriptors, processes| HostLimits { descriptors, processes };
         assert_eq!(host(None, None).cap(16_384), 16_384);
         // 1,024 without 128 for everything else and 128 connections of either kind.
-        assert_eq!(host(Some(1_024), None).cap(16_384), 91);
+        assert_eq!(host(Some(1_024), None).cap(16_384), 71);
         assert_eq!(host(Some(1 << 20), Some(256)).cap(16_384), 128);
         assert_eq!(host(Some(1 << 20), Some(1 << 20)).cap(10), 10);
         assert_eq!(host(Some(3), Some(1)).cap(10), 1);

@@ -12,6 +12,7 @@
 mod growth;
 mod pump;
 mod reader;
+mod record;
 mod ring;
 mod spill;
 mod tail;
@@ -20,6 +21,7 @@ mod tests;
 mod text;
 
 use std::{
+    fs::File,
     io,
     ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
@@ -36,7 +38,6 @@ use executor_proto::types::{StreamDelta, StreamName, StreamResult};
 use futures_core::future::BoxFuture;
 use tokio::{sync::watch, time};
 
-pub(crate) use self::reader::{ReadUntil, StreamReader};
 #[cfg(fuzzing)]
 pub use self::tail::fuzzing::deltas_add_up;
 #[cfg(test)]
@@ -46,6 +47,11 @@ use self::{
     ring::Ring,
     spill::Spill,
     tail::Window,
+};
+pub(crate) use self::{
+    reader::{ReadUntil, StreamReader},
+    record::{prepare as prepare_ring_file, recover as recover_ring_file},
+    ring::StreamFile,
 };
 
 /// The smallest ring: faster than larger ones (it stays in the processor's cache), and room for a spill to be behind.
@@ -80,8 +86,12 @@ pub(crate) fn ring_bytes(tail_bytes: u64) -> u64 {
 
 /// What a stream needs of the process that outlives this one.
 pub(crate) trait StreamFiles: Send + Sync {
-    /// Has the stream file held. Called before the first byte is moved into it.
-    fn hold<'a>(&'a self, file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>>;
+    /// Makes the file that the ring shall lie in, at most once, at the first byte: empty, made by [`prepare_ring_file`] for so
+    /// many bytes. `None`: the ring is in memory, and goes with the keeper.
+    fn ring(&self, ring_bytes: u64) -> BoxFuture<'_, Option<File>>;
+
+    /// Has the stream file held, in place of one before. Called before a byte is moved into it.
+    fn hold<'a>(&'a self, file: &'a [BorrowedFd<'a>]) -> BoxFuture<'a, io::Result<()>>;
 
     /// Makes the spill file, at most once: a new file, open for reading and writing, and its path in the world where commands
     /// run.
@@ -108,10 +118,19 @@ pub(crate) struct Progress {
 pub(crate) struct KeptStream {
     /// Offset of the first byte that is kept.
     pub(crate) start: u64,
-    /// Up to the stream's end.
+    /// Up to the stream's end, or to what is missing there.
     pub(crate) bytes: Bytes,
+    /// Bytes after them that were lost with the host or the keeper: the stream ends with them.
+    pub(crate) missing: u64,
     /// The spill, if it can be shown.
     pub(crate) spill: Option<KeptSpill>,
+}
+
+impl KeptStream {
+    /// Nothing of a stream that had bytes; so many were shown to its reader.
+    pub(crate) fn lost(read_to: u64) -> Self {
+        Self { missing: read_to.saturating_add(1), ..Self::default() }
+    }
 }
 
 /// A spill file that gets no more bytes.
@@ -134,6 +153,8 @@ pub(crate) struct Stream {
     spill: Spill,
     control: PumpControl,
     compact: AtomicBool,
+    /// The last bytes of the stream, which were lost under a process before this one.
+    missing: u64,
     /// Bytes that are in the pipe and cannot be taken: 0 unless the kernel refuses to move them (no descriptor or memory for
     /// the ring).
     refused: AtomicU64,
@@ -168,7 +189,7 @@ impl Stream {
     /// As [`Stream::start`]; and when the file is not a stream file with a ring of `ring_bytes`.
     pub(crate) fn take_over(
         pipe: OwnedFd,
-        file: Option<OwnedFd>,
+        file: Option<StreamFile>,
         spill: Option<(OwnedFd, PathBuf)>,
         options: StreamOptions,
         files: Arc<dyn StreamFiles>,
@@ -194,6 +215,7 @@ impl Stream {
             spill: Spill::new(options.max_spill_bytes, Arc::clone(&options.spills)),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
+            missing: 0,
             refused: AtomicU64::new(0),
             options,
         })
@@ -201,16 +223,17 @@ impl Stream {
 
     /// A stream whose command ended under a process before this one: closed, with what was kept of it.
     pub(crate) fn recalled(options: StreamOptions, kept: KeptStream) -> Arc<Self> {
-        let KeptStream { start, bytes, spill } = kept;
-        let total = start + bytes.len() as u64;
+        let KeptStream { start, bytes, missing, spill } = kept;
+        let total = start + bytes.len() as u64 + missing;
         let stream = Self {
             storage: Mutex::new(Storage::Tail(start, bytes)),
             progress: watch::Sender::new(Progress { total, closed: true }),
             spill: Spill::recalled(options.max_spill_bytes, Arc::clone(&options.spills), spill),
             control: PumpControl::default(),
             compact: AtomicBool::new(true),
-            options,
+            missing,
             refused: AtomicU64::new(0),
+            options,
         };
         if total > stream.options.tail_bytes {
             stream.spill.give_up();
@@ -221,7 +244,12 @@ impl Stream {
     /// What is to be kept of a stream that gets no more bytes.
     pub(crate) fn to_keep(&self) -> KeptStream {
         let (start, bytes) = self.last_bytes(0);
-        KeptStream { start, bytes, spill: self.spill.finished() }
+        KeptStream { start, bytes, missing: self.missing, spill: self.spill.finished() }
+    }
+
+    /// Where the end of the stream is missing, from which byte on.
+    fn missing_from(&self) -> Option<u64> {
+        (self.missing > 0).then(|| self.total() - self.missing)
     }
 
     /// Bytes taken so far.
@@ -292,8 +320,18 @@ impl Stream {
         // Asked before the bytes are read: a stream that is closed gets no more.
         let closed = self.closed();
         let (start, bytes) = self.last_bytes(needed_from(cursor));
+        // What an incomplete character at the end waits for is missing, and with it the character.
+        let closed = closed && self.missing == 0;
         let (delta, next) = delta_of(start, &bytes, cursor, self.options.tail_bytes, closed);
-        (StreamDelta { spill: self.spill_fact(start + bytes.len() as u64).await, ..delta }, next)
+        let end = start + bytes.len() as u64 + self.missing;
+        let spill = self.spill_fact(end).await;
+        if self.missing == 0 {
+            return (StreamDelta { spill, ..delta }, next);
+        }
+        // All that is missing is told at once.
+        let missing = end.saturating_sub(next.max(cursor));
+        let start = delta.start.max(cursor.min(end));
+        (StreamDelta { start, spill, missing, ..delta }, end.max(cursor))
     }
 
     async fn spill_fact(&self, total: u64) -> Option<executor_proto::types::Spill> {
@@ -387,7 +425,7 @@ pub(crate) fn needed_from(cursor: u64) -> u64 {
 pub(crate) fn delta_of(start: u64, bytes: &Bytes, cursor: u64, tail_bytes: u64, closed: bool) -> (StreamDelta, u64) {
     let new = Window { start, bytes }.delta(cursor, tail_bytes, closed);
     let (next, dropped) = (new.end, new.start.saturating_sub(cursor));
-    (StreamDelta { start: new.start, dropped, data: part(start, bytes, new), spill: None }, next)
+    (StreamDelta { start: new.start, dropped, data: part(start, bytes, new), spill: None, missing: 0 }, next)
 }
 
 /// A range of the stream out of bytes that begin at `start` and hold it.

@@ -385,6 +385,10 @@ pub struct StreamDelta {
     /// The spill. Absent: there is none, because the tail held everything or because none could be kept.
     #[prost(message, optional, tag = "4")]
     pub spill: ::core::option::Option<Spill>,
+    /// Unread bytes after `end` that were lost with the host or the executor: the stream ends with them. At least 1 where
+    /// something is missing and nobody knows how much. 0, as from a daemon that does not have this field: nothing.
+    #[prost(uint64, tag = "5")]
+    pub missing: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TaskStatus {

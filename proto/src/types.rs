@@ -225,6 +225,9 @@ pub struct StreamDelta {
     pub dropped: u64,
     /// `None`: there is no spill, because the tail held everything or because none could be kept.
     pub spill: Option<Spill>,
+    /// Unread bytes after `data` that were lost with the host or the executor: the stream ends with them. At least 1 where
+    /// something is missing and nobody knows how much.
+    pub missing: u64,
 }
 
 /// The answer of one read of a task.

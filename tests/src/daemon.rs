@@ -57,7 +57,9 @@ impl Daemon {
         let (state, config, token_file, log) =
             (root.join("state"), root.join("config.toml"), root.join("token"), root.join("log"));
         fs::write(&config, setup.config_file())?;
-        fs::write(&token_file, format!("{}\n", token()?))?;
+        if !token_file.exists() {
+            fs::write(&token_file, format!("{}\n", token()?))?;
+        }
         fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600))?;
         for file in [&config, &token_file] {
             give(file, setup.uid)?;
@@ -214,6 +216,28 @@ impl Daemon {
             anyhow::ensure!(begun.elapsed() < LAST_END, "these outlived it: {left:?}\n{}", self.log());
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// Kills the keeper and the server at once, so that neither has time to write anything down, and waits until what they had
+    /// started is gone.
+    ///
+    /// # Errors
+    /// When they do not go.
+    #[expect(clippy::disallowed_methods, reason = "the daemon under test dies as with its host")]
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        let all = processes::tree(self.pid());
+        let both = [self.pid(), self.server().pid].map(Pid::from_raw);
+        // Neither sees the other's end.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            both.iter().try_for_each(|pid| kill(*pid, signal))?;
+        }
+        self.child.wait()?;
+        let begun = Instant::now();
+        while all.iter().any(Found::is_alive) {
+            anyhow::ensure!(begun.elapsed() < STOP, "these outlived the daemon: {all:?}");
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     /// Sends a signal to its outermost process.

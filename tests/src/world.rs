@@ -180,6 +180,20 @@ impl World {
         self.daemon.as_ref()
     }
 
+    /// Kills the daemon, keeper and server at once, as they die with their container, and starts another one over the same
+    /// state directory with the same setup. `between` is done while there is none.
+    ///
+    /// # Errors
+    /// When there is none, or it does not die or come back.
+    pub async fn restart(&mut self, setup: &Setup, between: impl FnOnce(&Path)) -> anyhow::Result<()> {
+        let daemon = self.daemon.take().context("there is no daemon")?;
+        daemon.kill().await?;
+        let root = self.root.as_ref().context("the executor is elsewhere")?;
+        between(&root.path().join("state"));
+        self.daemon = Some(Daemon::start(Backend::Unix, setup, root.path(), &self.tmp).await?);
+        Ok(())
+    }
+
     /// The proxy between client and daemon.
     ///
     /// # Panics

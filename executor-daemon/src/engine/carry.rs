@@ -104,7 +104,8 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
     let [stdout_file, stderr_file] = files;
     let [stdout_spill, stderr_spill] = spills;
     let made = name(engine, &recorded, &caller, kind, pid).and_then(|(id, started_at_ms)| {
-        let take = |name, pipe, files| start::take_over_stream(engine, &id, handle, name, pipe, files);
+        let files = |name| start::Files::new(engine, &id, handle, name, kind, recorded.number);
+        let take = |name, pipe, held| start::take_over_stream(engine, files(name), pipe, held);
         let stdout = take(StreamName::Stdout, stdout, (stdout_file, stdout_spill))?;
         let stderr = take(StreamName::Stderr, stderr, (stderr_file, stderr_spill))?;
         Ok((id, started_at_ms, Both { stdout, stderr }))

@@ -242,9 +242,10 @@ impl Driver {
             let (journal, entry) = (engine.journal.clone(), Arc::clone(&self.entry));
             // Written by a thread that may wait for a disk. Only a panic there is an error here, and costs this output.
             let _ = tokio::task::spawn_blocking(move || {
-                let Facts { id, caller, .. } = &entry.facts;
-                for name in StreamName::BOTH {
-                    journal.keep_tail(&caller.tenant.0, &id.0, name, &entry.streams.get(name).to_keep());
+                let Facts { id, caller, number, .. } = &entry.facts;
+                let keep = |name| journal.keep_tail(&caller.tenant.0, &id.0, name, &entry.streams.get(name).to_keep());
+                if StreamName::BOTH.map(keep) == [true; 2] {
+                    journal.remove_rings(*number);
                 }
             })
             .await;

@@ -138,7 +138,9 @@ impl Reads {
             let start = delta.start.min(range.to);
             let length = usize::try_from(range.to - start).unwrap_or(usize::MAX).min(delta.data.len());
             let data = if delta.start <= range.to { delta.data.slice(..length) } else { Bytes::new() };
-            StreamDelta { start, dropped: start.saturating_sub(range.from), data, spill: delta.spill }
+            // What that answer had and what died with its host since is missing now.
+            let missing = if delta.missing > 0 { range.to - start - data.len() as u64 } else { 0 };
+            StreamDelta { start, dropped: start.saturating_sub(range.from), data, spill: delta.spill, missing }
         };
         let output = TaskOutput {
             status: before.status.clone().into(),

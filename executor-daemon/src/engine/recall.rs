@@ -30,7 +30,7 @@ use crate::{
     ids::{Caller, ProcessHandle},
     journal::{self, EndCause, Ended, ExitFact, RecordedStart, StartNumber, Started, UsedKey, World},
     keeper::protocol::{LeftShell, Verdict},
-    output::{KeptStream, Stream},
+    output::{self, KeptStream, Stream},
 };
 
 /// Longest time that a start of the engine waits for the end of what a dead keeper left.
@@ -154,14 +154,13 @@ pub(super) fn to_be_told(recorded: &RecordedStart, ended: &Ended) -> bool {
 fn bring_back(engine: &Inner, recorded: RecordedStart) {
     let (ended, seen) = end_of(&recorded, now_ms());
     let tell = to_be_told(&recorded, &ended);
-    let RecordedStart { number, start, started, read, .. } = recorded;
+    let RecordedStart { number, world, start, started, read, .. } = recorded;
     let Some(started) = started else { return forget(engine, number, &start) };
+    let kept = kept_output(engine, &start, &started, (number, world, seen), read.as_ref());
     if !seen {
         tracing::warn!(id = started.id, exit = ?ended.exit, "its end was not seen");
         engine.journal.ended(number, &ended);
     }
-    let kept = |name| engine.journal.tail(&start.account.tenant, &started.id, name);
-    let kept = Both { stdout: kept(StreamName::Stdout), stderr: kept(StreamName::Stderr) };
     let has_spill = |kept: &Option<KeptStream>| kept.as_ref().is_some_and(|kept| kept.spill.is_some());
     let kind = Kind::from(start.kind);
     if kind == Kind::Run && !has_spill(&kept.stdout) && !has_spill(&kept.stderr) {
@@ -204,6 +203,46 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
         finished_at_ms: Some(at_ms),
         entry,
     });
+}
+
+/// What is kept of both streams: as it was written down at the end, else as the ring file has it that was left behind, which
+/// is written down now. The file goes once that is done.
+fn kept_output(
+    engine: &Inner,
+    start: &journal::Start,
+    started: &Started,
+    (number, world, end_known): (StartNumber, World, bool),
+    read: Option<&journal::Read>,
+) -> Both<Option<KeptStream>> {
+    let (tenant, id) = (&start.account.tenant, &started.id);
+    let mut written = true;
+    let mut kept = |name, read: Option<&journal::ReadRange>| {
+        let tail = engine.journal.tail(tenant, id, name);
+        tail.or_else(|| {
+            let (read_to, tail_bytes) = (read.map_or(0, |read| read.to), engine.settings.max_output_bytes);
+            let tail = match engine.journal.ring(number, name) {
+                Some(Ok(file)) => output::recover_ring_file(&file, world != World::OtherBoot, read_to, tail_bytes),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, id, stream = name.as_str(), "what it had written cannot be read");
+                    KeptStream::lost(read_to)
+                }
+                // Some of it was read, and went with the keeper's memory.
+                None if read_to > 0 && !end_known => KeptStream::lost(read_to),
+                None => return None,
+            };
+            if tail.missing > 0 {
+                tracing::warn!(id, stream = name.as_str(), "the end of its output is missing");
+            }
+            written &= engine.journal.keep_tail(tenant, id, name, &tail);
+            Some(tail)
+        })
+    };
+    let stdout = kept(StreamName::Stdout, read.map(|read| &read.stdout));
+    let stderr = kept(StreamName::Stderr, read.map(|read| &read.stderr));
+    if written {
+        engine.journal.remove_rings(number);
+    }
+    Both { stdout, stderr }
 }
 
 /// The end of what ran under a keeper or a host that is gone.

@@ -1,6 +1,7 @@
 //! Starting a command: reserved, spawned, named, registered, driven, in this order. A number is used only for what runs.
 
 use std::{
+    fs::File,
     io,
     os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
@@ -35,7 +36,7 @@ use crate::{
         link::{ProcessEvent, Spawned, WeakLink},
     },
     limits::{CommandPermit, TaskPermit},
-    output::{self, ReopenSpill, Stream, StreamFiles, StreamOptions},
+    output::{self, ReopenSpill, Stream, StreamFile, StreamFiles, StreamOptions},
 };
 
 /// Longest start key and read id, in bytes.
@@ -149,7 +150,8 @@ impl Start {
         let started = Instant::now();
         let Spawned { handle: _, pid, stdout, stderr, events } = spawned;
         let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
-            let open = |name, pipe| open_stream(engine, &id, handle, name, pipe);
+            let files = |name| Files::new(engine, &id, handle, name, self.kind, number);
+            let open = |name, pipe| Stream::start(pipe, stream_options(engine, name), files(name));
             let (stdout, stderr) = (open(StreamName::Stdout, stdout)?, open(StreamName::Stderr, stderr)?);
             Ok((id, Both { stdout, stderr }))
         });
@@ -258,31 +260,16 @@ pub(super) async fn discard(engine: &Inner, handle: ProcessHandle, mut events: m
     engine.keeper.release(handle);
 }
 
-fn open_stream(
-    engine: &Arc<Inner>,
-    id: &TaskId,
-    handle: ProcessHandle,
-    name: StreamName,
-    pipe: OwnedFd,
-) -> io::Result<Arc<Stream>> {
-    let options = stream_options(engine, name);
-    let prefix = format!("{id}.{}", name.as_str());
-    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
-    Stream::start(pipe, options, Arc::new(files))
-}
-
 /// Goes on with a stream of an engine before this one.
 pub(super) fn take_over_stream(
     engine: &Arc<Inner>,
-    id: &TaskId,
-    handle: ProcessHandle,
-    name: StreamName,
+    files: Arc<Files>,
     pipe: OwnedFd,
-    (file, spill): (Option<OwnedFd>, Option<(OwnedFd, PathBuf)>),
+    (file, spill): (Vec<OwnedFd>, Option<(OwnedFd, PathBuf)>),
 ) -> io::Result<Arc<Stream>> {
-    let prefix = format!("{id}.{}", name.as_str());
-    let files = Files { engine: Arc::downgrade(engine), handle, name, prefix };
-    Stream::take_over(pipe, file, spill, stream_options(engine, name), Arc::new(files))
+    let mut file = file.into_iter();
+    let file = file.next().map(|page| StreamFile { page, ring: file.next() });
+    Stream::take_over(pipe, file, spill, stream_options(engine, files.name), files)
 }
 
 /// What the streams of this executor are made with.
@@ -301,16 +288,45 @@ pub(super) fn ring_bytes(max_output_bytes: u64) -> u64 {
     output::ring_bytes(max_output_bytes)
 }
 
-/// Has the keeper hold a stream's file and make its spill. Holds the engine weakly: a stream must not keep a keeper alive that nobody uses.
-struct Files {
+/// Makes a stream's files, and has the keeper hold them. Holds the engine weakly: a stream must not keep a keeper alive that
+/// nobody uses.
+pub(super) struct Files {
     engine: Weak<Inner>,
     handle: ProcessHandle,
     name: StreamName,
     prefix: String,
+    /// Of a task: its ring is a file that outlives the keeper. What a run has written is with the client that waits for it; once
+    /// its keeper is gone, nobody can ask for it.
+    ring_of: Option<StartNumber>,
+}
+
+impl Files {
+    pub(super) fn new(
+        engine: &Arc<Inner>,
+        id: &TaskId,
+        handle: ProcessHandle,
+        name: StreamName,
+        kind: Kind,
+        number: StartNumber,
+    ) -> Arc<Self> {
+        let prefix = format!("{id}.{}", name.as_str());
+        let ring_of = (kind == Kind::Task).then_some(number);
+        Arc::new(Self { engine: Arc::downgrade(engine), handle, name, prefix, ring_of })
+    }
 }
 
 impl StreamFiles for Files {
-    fn hold<'a>(&'a self, file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
+    fn ring(&self, ring_bytes: u64) -> BoxFuture<'_, Option<File>> {
+        Box::pin(async move {
+            let (number, engine) = self.ring_of.zip(self.engine.upgrade())?;
+            let (journal, name) = (engine.journal.clone(), self.name);
+            // By a thread that may wait for a disk. Only a panic there is an error here, and costs the file.
+            let made = tokio::task::spawn_blocking(move || journal.make_ring(number, name, ring_bytes));
+            made.await.ok().flatten()
+        })
+    }
+
+    fn hold<'a>(&'a self, file: &'a [BorrowedFd<'a>]) -> BoxFuture<'a, io::Result<()>> {
         Box::pin(async move {
             let engine = self.engine.upgrade().ok_or(io::ErrorKind::NotConnected)?;
             engine.keeper.keep_file(self.handle, self.name, file).await

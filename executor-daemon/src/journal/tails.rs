@@ -37,6 +37,7 @@ const PREFIX_BYTES: usize = 16;
 #[derive(Serialize, Deserialize)]
 struct Head {
     start: u64,
+    /// Bytes from there to the stream's end: more than follow, where its end is missing.
     length: u64,
     spill: Option<StoredSpill>,
 }
@@ -173,13 +174,13 @@ impl Tails {
 
     /// Writes a file, all of it or nothing. The oldest go above the cap.
     pub(super) fn keep(&self, tenant: &str, id: &str, stream: StreamName, tail: &KeptStream) -> io::Result<()> {
-        let KeptStream { start, bytes, spill } = tail;
-        if bytes.is_empty() && *start == 0 {
+        let KeptStream { start, bytes, missing, spill } = tail;
+        if bytes.is_empty() && *start == 0 && *missing == 0 {
             // What is not there reads the same.
             return Ok(());
         }
-        let head =
-            encode(&Head { start: *start, length: bytes.len() as u64, spill: spill.clone().map(StoredSpill::from) });
+        let length = bytes.len() as u64 + missing;
+        let head = encode(&Head { start: *start, length, spill: spill.clone().map(StoredSpill::from) });
         let mut file = Vec::with_capacity(PREFIX_BYTES + head.len() + bytes.len());
         file.extend_from_slice(&MAGIC);
         file.extend_from_slice(&u32::try_from(head.len()).map_err(io::Error::other)?.to_be_bytes());
@@ -267,9 +268,7 @@ pub(super) fn parse(file: Bytes) -> Option<KeptStream> {
         return None;
     }
     let Head { start, length, spill } = decode(&head)?;
-    (length == bytes.len() as u64 && start.checked_add(length).is_some()).then(|| KeptStream {
-        start,
-        bytes,
-        spill: spill.map(KeptSpill::from),
-    })
+    start.checked_add(length)?;
+    let missing = length.checked_sub(bytes.len() as u64)?;
+    Some(KeptStream { start, bytes, missing, spill: spill.map(KeptSpill::from) })
 }

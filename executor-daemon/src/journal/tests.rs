@@ -391,7 +391,7 @@ fn nobody_else_can_read_it() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = open(directory.path());
-    let tail = KeptStream { start: 5, bytes: Bytes::from_static(b"end"), spill: None };
+    let tail = KeptStream { start: 5, bytes: Bytes::from_static(b"end"), missing: 0, spill: None };
     journal.keep_tail("t", "bash-1", StreamName::Stdout, &tail);
     let mode = |name: &str| fs::metadata(directory.path().join(name)).unwrap().permissions().mode() & 0o777;
     for name in ["journal.sqlite", "journal.sqlite-wal", "streams/74.bash-1.stdout"] {
@@ -405,7 +405,7 @@ fn kept_tails_go_with_their_task_and_damaged_ones_are_not_shown() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = open(directory.path());
     let spill = KeptSpill { path: PathBuf::from("/spill/x"), identity: (1, 2), held: 3 };
-    let tail = KeptStream { start: 5, bytes: Bytes::from_static(b"the end"), spill: Some(spill) };
+    let tail = KeptStream { start: 5, bytes: Bytes::from_static(b"the end"), missing: 7, spill: Some(spill) };
     let number = journal.begin(&start_of(1));
     journal.started(number, &Started { id: "bash-1".into(), ..started_of(1) });
     for id in ["bash-1", "bash-2"] {
@@ -433,7 +433,7 @@ fn kept_tails_go_with_their_task_and_damaged_ones_are_not_shown() {
 fn the_oldest_tails_go_above_the_cap() {
     let directory = tempfile::tempdir().unwrap();
     let tails = Tails::with_cap(directory.path(), 1_000).unwrap();
-    let tail = KeptStream { start: 0, bytes: Bytes::from(vec![b'x'; 400]), spill: None };
+    let tail = KeptStream { start: 0, bytes: Bytes::from(vec![b'x'; 400]), missing: 0, spill: None };
     for id in ["bash-1", "bash-2", "bash-3"] {
         tails.keep("t", id, StreamName::Stderr, &tail).unwrap();
     }

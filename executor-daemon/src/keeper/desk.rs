@@ -107,7 +107,7 @@ struct Command {
     /// Held until the engine releases them: the read ends of its pipes, in the order of their streams.
     pipes: Vec<Rc<OwnedFd>>,
     /// And its stream files.
-    files: [Option<Rc<OwnedFd>>; 2],
+    files: [Vec<Rc<OwnedFd>>; 2],
     /// And its spill files.
     spills: [Option<(Rc<OwnedFd>, PathBuf)>; 2],
     owed_ends: u32,

@@ -102,8 +102,9 @@ pub struct Carried {
     pub spawned: Spawned,
     /// Whether nothing of it is alive.
     pub empty: bool,
-    /// The stream files of stdout and stderr, where bytes have come.
-    pub files: [Option<OwnedFd>; 2],
+    /// The descriptors of the stream files of stdout and stderr, as [`KeeperLink::keep_file`] was given them; none where no
+    /// bytes have come.
+    pub files: [Vec<OwnedFd>; 2],
     /// Their spill files, where there are some.
     pub spills: [Option<(OwnedFd, PathBuf)>; 2],
 }
@@ -236,14 +237,19 @@ impl KeeperLink {
         entries.map(|entry| Process { pid: entry.pid, command_line: entry.command_line.into() }).collect()
     }
 
-    /// Has the keeper hold a stream file for as long as the command is not released; at most one for each stream. When this
-    /// returns, it does so whatever becomes of this process.
+    /// Has the keeper hold a stream file (one descriptor or two) for as long as the command is not released, in place of the
+    /// one that it holds for that stream. When this returns, it does so whatever becomes of this process.
     ///
     /// # Errors
     /// When the keeper is lost.
-    pub async fn keep_file(&self, handle: ProcessHandle, stream: StreamName, file: BorrowedFd<'_>) -> io::Result<()> {
+    pub async fn keep_file(
+        &self,
+        handle: ProcessHandle,
+        stream: StreamName,
+        file: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         // Nothing of what waits is about a file of this stream.
-        self.overtake(&ToKeeper::KeepFile { handle, stream: stream.into() }, &[file]).await
+        self.overtake(&ToKeeper::KeepFile { handle, stream: stream.into() }, file).await
     }
 
     /// Sends past what waits to be sent. When it returns, the keeper gets it whatever becomes of this process.

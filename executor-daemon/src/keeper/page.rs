@@ -2,7 +2,7 @@
 //! outlives the process that moves them.
 //!
 //! A stream file is a memory file of [`PAGE_BYTES`] + `ring_bytes`, sealed against growing and shrinking (so that a mapping
-//! of it can never fault). The engine's process makes it when the first byte is there, has the keeper hold it too, maps the
+//! of it can never fault); where its ring lies in a file on a disk, `ring_bytes` is 0, and the page is all that is in memory. The engine's process makes it when the first byte is there, has the keeper hold it too, maps the
 //! header and splices the pipe into the ring. The kernel itself stores the new position through `off_out`, on the way back to user mode, after it has taken
 //! the bytes: a kill between the two is not possible, so no byte is lost or doubled.
 #![expect(unsafe_code, reason = "maps shared memory and hands its address to splice")]
@@ -118,7 +118,7 @@ impl SharedPage {
     }
 
     /// Moves up to `max` bytes from a pipe into a file at [`SharedPage::offset`], which the kernel advances; never waits.
-    /// `file` is meant to be the file of this page. `Ok(0)`: no writer is left and the pipe is empty.
+    /// `file` has its ring behind as many bytes as this page, in the file of this page or in another. `Ok(0)`: no writer is left and the pipe is empty.
     ///
     /// # Errors
     /// `WouldBlock` when the pipe is empty and somebody can still write to it; what `splice` answers.
@@ -159,7 +159,7 @@ pub fn bytes_waiting(pipe: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-/// Makes a stream file: header page, then a ring of `ring_bytes`, with [`SharedPage::offset`] at the ring's start.
+/// Makes a stream file: header page, then a ring of `ring_bytes` (0: none), with [`SharedPage::offset`] at the ring's start.
 ///
 /// # Errors
 /// What the kernel answers; `InvalidInput` when the size is out of range.

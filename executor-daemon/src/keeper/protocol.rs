@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ProcessHandle;
 
 /// Version of the messages below.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Who commands may run as. The keeper knows a fixed list, read at start, and takes no other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,8 +133,8 @@ pub enum ToKeeper {
         /// Which.
         handle: ProcessHandle,
     },
-    /// Hold this stream file (the descriptor) with the command: the bytes of this stream go into it from now on, and shall
-    /// outlive the engine's process. At most once for each stream.
+    /// Hold this stream file (the descriptors: its page, and the file of its ring where that is another) with the command: the
+    /// bytes of this stream go into it from now on, and shall outlive the engine's process. It takes the place of one before.
     KeepFile {
         /// Of which command.
         handle: ProcessHandle,
@@ -240,8 +240,8 @@ pub enum FromKeeper {
         pid: u32,
         /// The helper that is its parent. 0: none.
         helper: u64,
-        /// Which of stdout and stderr has a stream file.
-        files: [bool; 2],
+        /// How many descriptors the stream files of stdout and stderr have: 0 to 2.
+        files: [u8; 2],
         /// The paths of the spill files of stdout and stderr.
         spills: [Option<PathBuf>; 2],
     },

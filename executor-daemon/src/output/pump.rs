@@ -23,14 +23,14 @@ use tokio::{
 use super::{
     Progress, Storage, Stream, StreamFiles,
     growth::Growth,
-    ring::{Moved, Ring},
+    ring::{Moved, Ring, StreamFile},
     spill::Demand,
     tail,
 };
-use crate::keeper::page::{bytes_waiting, create_stream_file};
+use crate::keeper::page::bytes_waiting;
 
 /// Bytes moved by one call, so that whoever waits for the ring's gate waits for some 20 µs.
-const STEP_BYTES: u64 = 256 * 1024;
+pub(super) const STEP_BYTES: u64 = 256 * 1024;
 
 /// Bytes after which other tasks get their turn on this thread.
 const TURN_BYTES: u64 = 1024 * 1024;
@@ -40,6 +40,9 @@ const STALL: Duration = Duration::from_secs(5);
 
 /// How long a pipe that was grown for a flood stays so without a byte.
 const CALM: Duration = Duration::from_secs(1);
+
+/// How long bytes in a ring file that outlives the keeper wait for a proof of them.
+const PROVE_AFTER: Duration = Duration::from_millis(500);
 
 /// Pause after an error of the kernel (no memory for the ring's pages, say) before bytes are moved again.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
@@ -89,6 +92,8 @@ pub(super) struct Pump {
     files: Arc<dyn StreamFiles>,
     /// The request that is being met, and the bytes moved since it was seen.
     request: (u64, u64),
+    /// When bytes that have come are to be proven.
+    prove_at: Option<time::Instant>,
 }
 
 impl Pump {
@@ -109,7 +114,7 @@ impl Pump {
         let pipe = AsyncFd::new(pipe)?;
         let demand = stream.spill.demand();
         let pipe_bytes = growth.pipe_bytes();
-        let pump = Self { stream, ring, pipe_bytes, growth, demand, files, request: (0, 0) };
+        let pump = Self { stream, ring, pipe_bytes, growth, demand, files, request: (0, 0), prove_at: None };
         match spilled {
             Some(from) => pump.spill(from),
             None => pump.spill_if_needed(),
@@ -177,14 +182,27 @@ impl Pump {
         };
         let tail_from = ring.total().saturating_sub(tail::kept_bytes(self.stream.options.tail_bytes));
         let keep_from = self.demand.needed_from().map_or(tail_from, |from| from.min(tail_from));
-        ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+        match ring.advance(pipe.as_fd(), keep_from, STEP_BYTES) {
+            Err(error) if ring.outlives_keeper() => {
+                let copy = ring.in_memory()?;
+                self.files.hold(&copy.descriptors()).await?;
+                ring.move_to(copy)?;
+                let stream = self.stream.options.name.as_str();
+                tracing::warn!(%error, stream, "a ring file fails: output goes on in memory");
+                ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+            }
+            moved => moved,
+        }
     }
 
     async fn make_ring(&mut self) -> io::Result<Arc<Ring>> {
         let ring_bytes = self.stream.options.ring_bytes;
-        let file = create_stream_file(ring_bytes)?;
+        let file = match self.files.ring(ring_bytes).await {
+            Some(file) => StreamFile::with_ring(file)?,
+            None => StreamFile::in_memory(ring_bytes)?,
+        };
         // Held elsewhere before a byte is in it, so that no byte is only here.
-        self.files.hold(file.as_fd()).await?;
+        self.files.hold(&file.descriptors()).await?;
         let ring = Arc::new(Ring::open(file, ring_bytes)?);
         *self.stream.storage() = Storage::Ring(Arc::clone(&ring));
         Ok(Arc::clone(self.ring.insert(ring)))
@@ -195,6 +213,7 @@ impl Pump {
         self.spill_if_needed();
         self.stream.progress.send_replace(Progress { total, closed: false });
         self.request.1 += moved;
+        self.prove_if_due();
         // All that the pipe can have held at the request has come through, though it is full again.
         if self.request.1 >= self.pipe_bytes {
             self.met();
@@ -215,6 +234,22 @@ impl Pump {
             stream.spill.write(ring, stream.subscribe(), &*files, from).await;
             stream.compact_if_asked();
         });
+    }
+
+    /// Bytes have come, or have waited for their proof.
+    fn prove_if_due(&mut self) {
+        let Some(ring) = self.ring.as_ref().filter(|ring| ring.outlives_keeper()) else {
+            self.prove_at = None;
+            return;
+        };
+        let now = time::Instant::now();
+        if *self.prove_at.get_or_insert(now + PROVE_AFTER) > now {
+            return;
+        }
+        self.prove_at = None;
+        if let Err(error) = ring.prove(tail::kept_bytes(self.stream.options.tail_bytes)) {
+            tracing::debug!(%error, "a ring file cannot be read");
+        }
     }
 
     fn met(&self) {
@@ -238,13 +273,21 @@ impl Pump {
 
     /// Waits until the pipe may hold something, or somebody wants to know that it does not.
     async fn wait<'p>(&mut self, pipe: &'p AsyncFd<OwnedFd>) -> io::Result<Option<AsyncFdReadyGuard<'p, OwnedFd>>> {
-        if self.growth.is_grown() {
-            match time::timeout(CALM, ready(pipe, &self.stream.control)).await {
-                Ok(ready) => return ready,
-                Err(_elapsed) => self.growth.undo(pipe),
+        loop {
+            let calm = self.growth.is_grown().then(|| time::Instant::now() + CALM);
+            let Some(until) = calm.into_iter().chain(self.prove_at).min() else {
+                return ready(pipe, &self.stream.control).await;
+            };
+            if let Ok(ready) = time::timeout_at(until, ready(pipe, &self.stream.control)).await {
+                return ready;
+            }
+            if calm == Some(until) {
+                self.growth.undo(pipe);
+            }
+            if self.prove_at == Some(until) {
+                self.prove_if_due();
             }
         }
-        ready(pipe, &self.stream.control).await
     }
 
     fn grow_while_flooded(&mut self, pipe: &AsyncFd<OwnedFd>, moved: u64) {

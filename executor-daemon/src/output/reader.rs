@@ -105,7 +105,8 @@ impl StreamReader {
         let mut position = self.position;
         let mut outrun = false;
         while position < available {
-            let end = available.min(position + MAX_CHUNK_BYTES as u64);
+            let kept_to = self.stream.missing_from().filter(|missing| position < *missing);
+            let end = kept_to.map_or(available, |kept| kept.min(available)).min(position + MAX_CHUNK_BYTES as u64);
             if let Some(bytes) = self.stream.in_memory(position..end) {
                 return Some((position, bytes));
             }
@@ -116,6 +117,9 @@ impl StreamReader {
             // A gap, as small as can be. Only where even that was overwritten while it was copied, the command is so much
             // faster that the reader needs a start.
             let Range { start: oldest, end: total } = self.stream.in_memory_range();
+            if self.stream.missing_from().is_some() && total <= position {
+                return None;
+            }
             let next = if outrun { oldest + (total - oldest) / 2 } else { oldest };
             position = position.max(next);
             outrun = true;

@@ -4,6 +4,11 @@
 //! so that a successor of this process finds it where the bytes end. Wrapping takes several stores; the flag `pending` goes
 //! first, and whoever maps the file redoes a wrap that was cut short ([`recovered`]).
 //!
+//! The position's page is always memory that the keeper holds, too: no disk can be in the way of the kernel's store, and no
+//! stranger can take the page from under the mapping. The ring itself may lie in a file under the state directory, which
+//! outlives the keeper; its first page then says how far it goes ([`Record`]). Where that file fails (a full disk), the ring
+//! moves into memory ([`Ring::in_memory`], [`Ring::move_to`]).
+//!
 //! Readers copy without a lock and then look whether what they copied may have been overwritten meanwhile: the writer
 //! publishes `oldest` before it overwrites. An exact tail is read under the gate instead, so that no flood can outrun it.
 
@@ -15,15 +20,17 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileExt,
     },
+    path::Path,
     sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering, fence},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
 };
 
 use bytes::{Bytes, BytesMut};
 
-use crate::keeper::page::{PAGE_BYTES, SharedPage};
+use super::record::Record;
+use crate::keeper::page::{PAGE_BYTES, SharedPage, create_stream_file};
 
 /// Where the writer stands: `base` bytes of the stream lie before the ring's first byte, `filled` bytes are in this lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,17 +64,53 @@ fn parts(range: &Range<u64>, capacity: u64) -> [Range<u64>; 2] {
     [first..first + before_end, 0..length - before_end]
 }
 
+/// The descriptors of a stream file.
+#[derive(Debug)]
+pub(crate) struct StreamFile {
+    /// Memory: the position, and the ring behind it where `ring` is `None`.
+    pub(crate) page: OwnedFd,
+    /// The file with the ring.
+    pub(crate) ring: Option<OwnedFd>,
+}
+
+impl StreamFile {
+    /// All in memory.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub(super) fn in_memory(capacity: u64) -> io::Result<Self> {
+        Ok(Self { page: create_stream_file(capacity)?, ring: None })
+    }
+
+    /// With its ring in this file.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub(super) fn with_ring(file: File) -> io::Result<Self> {
+        Ok(Self { page: create_stream_file(0)?, ring: Some(file.into()) })
+    }
+
+    /// For whoever is to hold it.
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        std::iter::once(&self.page).chain(&self.ring).map(AsFd::as_fd).collect()
+    }
+}
+
 /// A ring, mapped and open.
 #[derive(Debug)]
 pub(super) struct Ring {
-    file: File,
-    page: SharedPage,
+    /// Replaced by [`Ring::move_to`] only.
+    file: RwLock<Arc<File>>,
+    /// Of a file that outlives the keeper.
+    record: Mutex<Option<Record>>,
+    /// The record could not be written.
+    unwritable: AtomicBool,
     capacity: u64,
     /// Every byte of the stream from here to `total` is in the ring and is not being overwritten.
     oldest: AtomicU64,
     total: AtomicU64,
     /// Held while bytes are moved, and by those who want the end of the stream exactly.
-    gate: Mutex<()>,
+    gate: Mutex<SharedPage>,
 }
 
 /// What one attempt to move bytes did.
@@ -88,29 +131,114 @@ impl Ring {
     ///
     /// # Errors
     /// When the file is not a sealed stream file of that size with a position inside it.
-    pub(super) fn open(file: OwnedFd, capacity: u64) -> io::Result<Self> {
-        let page = SharedPage::map(file.as_fd())?;
-        let file = File::from(file);
+    pub(super) fn open(file: StreamFile, capacity: u64) -> io::Result<Self> {
+        let StreamFile { page: memory, ring } = file;
+        let page = SharedPage::map(memory.as_fd())?;
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        if capacity == 0 || file.metadata()?.len() != PAGE_BYTES + capacity {
+        // What somebody else has made of a file on a disk costs its bytes, and not the command.
+        let on_disk = ring.is_some();
+        let file = File::from(ring.unwrap_or(memory));
+        if capacity == 0 || (!on_disk && file.metadata()?.len() != PAGE_BYTES + capacity) {
             return Err(invalid("the stream file has another size"));
         }
+        let record = if on_disk { Record::open(&file, capacity) } else { None };
         let filled = u64::try_from(page.offset()).ok().and_then(|offset| offset.checked_sub(PAGE_BYTES));
         let filled =
             filled.filter(|filled| *filled <= capacity).ok_or_else(|| invalid("the position is outside the ring"))?;
         let position = recovered(page.base(), filled, page.pending());
-        let ring = Self {
-            file,
-            page,
+        if page.pending() != 0 {
+            finish_wrap(&page, position.base);
+        }
+        Ok(Self {
+            file: RwLock::new(Arc::new(file)),
+            record: Mutex::new(record),
+            unwritable: AtomicBool::new(false),
             capacity,
             oldest: AtomicU64::new(position.total().saturating_sub(capacity)),
             total: AtomicU64::new(position.total()),
-            gate: Mutex::new(()),
-        };
-        if ring.page.pending() != 0 {
-            ring.finish_wrap(position.base);
+            gate: Mutex::new(page),
+        })
+    }
+
+    fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn gate(&self) -> MutexGuard<'_, SharedPage> {
+        self.gate.lock().expect("nobody panics while holding the gate")
+    }
+
+    /// Writes into the file's record, where there is one. What cannot be written is no use to anybody later: the next step
+    /// fails then.
+    fn note(&self, write: impl FnOnce(&Record, &File) -> io::Result<()>) {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = &*record
+            && let Err(error) = write(record, &self.file())
+        {
+            tracing::debug!(%error, "a ring file's record cannot be written");
+            self.unwritable.store(true, Ordering::SeqCst);
         }
-        Ok(ring)
+    }
+
+    /// Whether the ring lies in a file that outlives the keeper.
+    pub(super) fn outlives_keeper(&self) -> bool {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// A copy in memory of what a ring file holds, to be held by the keeper and then moved to. Nothing is to be moved between.
+    ///
+    /// # Errors
+    /// When there is no memory, or the file cannot be read.
+    pub(super) fn in_memory(&self) -> io::Result<StreamFile> {
+        let page = self.gate();
+        let position = position(&page, self.capacity);
+        let copy = StreamFile::in_memory(self.capacity)?;
+        let of_copy = SharedPage::map(copy.page.as_fd())?;
+        of_copy.set_base(position.base);
+        of_copy.set_offset(page.offset());
+        let range = self.oldest()..self.total();
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).expect("a part of a ring")];
+        read_at(&self.file(), self.capacity, &range, &mut bytes)?;
+        let file = File::from(copy.page.try_clone()?);
+        let [first, second] = parts(&range, self.capacity);
+        let (a, b) = bytes.split_at(usize::try_from(first.end - first.start).expect("a part of a ring"));
+        file.write_all_at(a, PAGE_BYTES + first.start)?;
+        file.write_all_at(b, PAGE_BYTES + second.start)?;
+        Ok(copy)
+    }
+
+    /// Goes on in the copy that [`Ring::in_memory`] made. The file is left as one whose end is elsewhere.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub(super) fn move_to(&self, copy: StreamFile) -> io::Result<()> {
+        let mut page = self.gate();
+        *page = SharedPage::map(copy.page.as_fd())?;
+        self.note(Record::goes_on_elsewhere);
+        self.unwritable.store(false, Ordering::SeqCst);
+        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.file.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(File::from(copy.page));
+        Ok(())
+    }
+
+    /// Proves the stream's last bytes, at most so many, to whoever finds the file after another boot.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(super) fn prove(&self, most: u64) -> io::Result<()> {
+        let (start, bytes) = self.end(0, most)?;
+        self.note(|record, file| record.prove(file, start + bytes.len() as u64, &bytes));
+        Ok(())
+    }
+
+    /// The stream has a spill file.
+    pub(super) fn spill_made(&self, path: &Path, identity: (u64, u64)) {
+        self.note(|record, file| record.spill_made(file, path, identity));
+    }
+
+    /// The spill holds so many bytes.
+    pub(super) fn spilled(&self, bytes: u64) {
+        self.note(|record, file| record.spilled(file, bytes));
     }
 
     /// Bytes that the stream has had so far.
@@ -128,12 +256,16 @@ impl Ring {
     /// # Errors
     /// What `splice` answers, other than that the pipe is empty.
     pub(super) fn advance(&self, pipe: BorrowedFd<'_>, keep_from: u64, max: u64) -> io::Result<Moved> {
-        let _gate = self.gate.lock().expect("nobody panics while holding the gate");
-        let mut position = self.position();
+        let page = self.gate();
+        if self.unwritable.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the record of the ring file cannot be written"));
+        }
+        let file = self.file();
+        let mut position = position(&page, self.capacity);
         if position.filled == self.capacity {
             position = Position { base: position.total(), filled: 0 };
-            self.page.set_pending(position.base);
-            self.finish_wrap(position.base);
+            page.set_pending(position.base);
+            finish_wrap(&page, position.base);
         }
         let length = room(position, self.capacity, keep_from).min(max);
         if length == 0 {
@@ -144,13 +276,17 @@ impl Ring {
         fence(Ordering::SeqCst);
         let result = loop {
             let length = usize::try_from(length).expect("a ring is in memory");
-            match self.page.splice_into(pipe, self.file.as_fd(), length) {
+            match page.splice_into(pipe, file.as_fd(), length) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => break result,
             }
         };
         // What the kernel stored, also when it reported an error after some bytes.
-        let now = self.position().total();
+        let now = self::position(&page, self.capacity).total();
+        // Before anybody is shown them.
+        if now > total {
+            self.note(|record, file| record.moved(file, now));
+        }
         self.oldest.store(now.saturating_sub(self.capacity), Ordering::SeqCst);
         self.total.store(now, Ordering::Release);
         match result {
@@ -159,18 +295,6 @@ impl Ring {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Moved::Nothing),
             Err(error) => Err(error),
         }
-    }
-
-    fn position(&self) -> Position {
-        let filled = u64::try_from(self.page.offset()).map_or(0, |offset| offset.saturating_sub(PAGE_BYTES));
-        Position { base: self.page.base(), filled: filled.min(self.capacity) }
-    }
-
-    /// The stores of a wrap after its flag; each may be repeated.
-    fn finish_wrap(&self, base: u64) {
-        self.page.set_base(base);
-        self.page.set_offset(i64::try_from(PAGE_BYTES).expect("a page is small"));
-        self.page.set_pending(0);
     }
 
     /// These bytes, or `None` when they are not all in the ring any more.
@@ -201,7 +325,7 @@ impl Ring {
     /// # Errors
     /// When the memory cannot be read.
     pub(super) fn end(&self, from: u64, most: u64) -> io::Result<(u64, Bytes)> {
-        let _gate = self.gate.lock().expect("nobody panics while holding the gate");
+        let _gate = self.gate();
         let total = self.total();
         let start = from.min(total).max(total.saturating_sub(most)).max(self.oldest());
         let mut copy = BytesMut::zeroed(usize::try_from(total - start).expect("a part of a ring"));
@@ -210,11 +334,28 @@ impl Ring {
     }
 
     fn copy(&self, range: &Range<u64>, to: &mut [u8]) -> io::Result<()> {
-        let [first, second] = parts(range, self.capacity);
-        let (a, b) = to.split_at_mut(usize::try_from(first.end - first.start).expect("a part of a ring"));
-        self.file.read_exact_at(a, PAGE_BYTES + first.start)?;
-        self.file.read_exact_at(b, PAGE_BYTES + second.start)
+        read_at(&self.file(), self.capacity, range, to)
     }
+}
+
+fn position(page: &SharedPage, capacity: u64) -> Position {
+    let filled = u64::try_from(page.offset()).map_or(0, |offset| offset.saturating_sub(PAGE_BYTES));
+    Position { base: page.base(), filled: filled.min(capacity) }
+}
+
+/// The stores of a wrap after its flag; each may be repeated.
+fn finish_wrap(page: &SharedPage, base: u64) {
+    page.set_base(base);
+    page.set_offset(i64::try_from(PAGE_BYTES).expect("a page is small"));
+    page.set_pending(0);
+}
+
+/// Reads these bytes of the stream from a file with a ring of `capacity`: no more of them than that.
+pub(super) fn read_at(file: &File, capacity: u64, range: &Range<u64>, to: &mut [u8]) -> io::Result<()> {
+    let [first, second] = parts(range, capacity);
+    let (a, b) = to.split_at_mut(usize::try_from(first.end - first.start).expect("a part of a ring"));
+    file.read_exact_at(a, PAGE_BYTES + first.start)?;
+    file.read_exact_at(b, PAGE_BYTES + second.start)
 }
 
 #[cfg(test)]
@@ -224,14 +365,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::keeper::page::create_stream_file;
 
     const CAPACITY: u64 = 4096;
+
+    fn memory(page: OwnedFd) -> StreamFile {
+        StreamFile { page, ring: None }
+    }
 
     fn ring() -> (Ring, OwnedFd) {
         let file = create_stream_file(CAPACITY).unwrap();
         let second = file.try_clone().unwrap();
-        (Ring::open(file, CAPACITY).unwrap(), second)
+        (Ring::open(memory(file), CAPACITY).unwrap(), second)
     }
 
     /// The byte at this offset of the test's stream.
@@ -262,10 +406,10 @@ mod tests {
         (&write).write_all(&bytes(0..CAPACITY)).unwrap();
         assert_eq!(ring.advance(read.as_fd(), 0, u64::MAX).unwrap(), Moved::Bytes(CAPACITY));
         // The first of the stores of a wrap.
-        ring.page.set_pending(CAPACITY);
+        ring.gate().set_pending(CAPACITY);
         drop(ring);
 
-        let ring = Ring::open(file, CAPACITY).unwrap();
+        let ring = Ring::open(memory(file), CAPACITY).unwrap();
         assert_eq!((ring.total(), ring.oldest()), (CAPACITY, 0));
         (&write).write_all(&bytes(CAPACITY..CAPACITY + 10)).unwrap();
         assert_eq!(ring.advance(read.as_fd(), CAPACITY - 5, u64::MAX).unwrap(), Moved::Bytes(10));
@@ -293,10 +437,10 @@ mod tests {
     #[test]
     fn another_size_or_position_is_refused() {
         let file = create_stream_file(CAPACITY).unwrap();
-        let refused = Ring::open(file.try_clone().unwrap(), CAPACITY * 2).unwrap_err();
+        let refused = Ring::open(memory(file.try_clone().unwrap()), CAPACITY * 2).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
         SharedPage::map(file.as_fd()).unwrap().set_offset(7);
-        assert_eq!(Ring::open(file, CAPACITY).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(Ring::open(memory(file), CAPACITY).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     proptest! {

@@ -12,13 +12,13 @@
 //! The file is removed by the engine, with its task.
 
 use std::{
-    fs::{File, Metadata},
+    fs::File,
     io,
     os::{
         fd::OwnedFd,
         unix::{
             ffi::OsStrExt,
-            fs::{FileExt, MetadataExt},
+            fs::{FileExt, MetadataExt as _},
         },
     },
     path::{Path, PathBuf},
@@ -30,7 +30,7 @@ use bytes::Bytes;
 use executor_proto::types::Spill as SpillFact;
 use tokio::{sync::watch, task, time};
 
-use super::{KeptSpill, Progress, ReopenSpill, StreamFiles, ring::Ring};
+use super::{KeptSpill, Progress, ReopenSpill, StreamFiles, record::identity, ring::Ring};
 
 /// Bytes written by one visit to a thread that may block.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -171,7 +171,11 @@ impl Spill {
             Some(file) => file,
             None => {
                 let (file, path) = files.spill().await?;
-                self.keep(file, path)?
+                let file = self.keep(file, path)?;
+                if let Some(Made { path, identity }) = self.made.get() {
+                    ring.spill_made(path, *identity);
+                }
+                file
             }
         };
         let mut written = from;
@@ -189,10 +193,11 @@ impl Spill {
                 continue;
             }
             let batch = written..goal.min(written + BATCH_BYTES);
-            let (ring, file) = (Arc::clone(&ring), Arc::clone(&file));
+            let (of_batch, file) = (Arc::clone(&ring), Arc::clone(&file));
             let end = batch.end;
-            task::spawn_blocking(move || copy(&ring, &file, batch)).await.map_err(io::Error::other)??;
+            task::spawn_blocking(move || copy(&of_batch, &file, batch)).await.map_err(io::Error::other)??;
             written = end;
+            ring.spilled(written);
             if !self.step(State::Writing(written)) {
                 return Ok(());
             }
@@ -333,10 +338,6 @@ fn copy(ring: &Ring, file: &File, range: std::ops::Range<u64>) -> io::Result<()>
         at += length as u64;
     }
     Ok(())
-}
-
-fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
 }
 
 /// Whether the path still leads to the file that was written, with all of it.

@@ -1,5 +1,8 @@
 //! Streams over real pipes: floods, slow readers, failing spills, writers that outlive the call.
 
+mod rings;
+mod speed;
+
 use std::{
     fs::{self, File},
     io::{PipeWriter, Write},
@@ -52,6 +55,8 @@ fn flood(pipe: PipeWriter, total: u64) -> thread::JoinHandle<()> {
 /// What becomes of the spill.
 enum Opener {
     In(TempDir),
+    /// As that; and the ring is a file beside it.
+    Rings(TempDir),
     Refused,
     Full(TempDir),
     Never,
@@ -70,7 +75,17 @@ impl ReopenSpill for ByPath {
 }
 
 impl StreamFiles for Opener {
-    fn hold<'a>(&'a self, _file: BorrowedFd<'a>) -> BoxFuture<'a, io::Result<()>> {
+    fn ring(&self, ring_bytes: u64) -> BoxFuture<'_, Option<File>> {
+        Box::pin(async move {
+            let Self::Rings(dir) = self else { return None };
+            let path = dir.path().join("ring");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            prepare_ring_file(&file, ring_bytes).unwrap();
+            Some(file)
+        })
+    }
+
+    fn hold<'a>(&'a self, _file: &'a [BorrowedFd<'a>]) -> BoxFuture<'a, io::Result<()>> {
         Box::pin(
             async move { if matches!(self, Self::Unheld) { Err(io::ErrorKind::NotConnected.into()) } else { Ok(()) } },
         )
@@ -79,7 +94,7 @@ impl StreamFiles for Opener {
     fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>> {
         Box::pin(async move {
             match self {
-                Self::In(dir) => {
+                Self::In(dir) | Self::Rings(dir) => {
                     let path = dir.path().join("spill");
                     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
                     Ok((file.into(), path))
@@ -572,34 +587,4 @@ proptest! {
             }
         });
     }
-}
-
-/// The number that docs/adr/0003-moving-bytes.md gives: `cargo test --release -p executor-daemon --lib -- --ignored --nocapture speed`.
-#[ignore = "a measurement, of some seconds"]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn speed_over_cat() {
-    const DD: &str = "dd if=/dev/zero bs=64k count=16384 status=none";
-    #[expect(clippy::disallowed_methods, reason = "programs to be compared with")]
-    fn timed(program: &str, arguments: &[&str], stdout: Stdio) -> (Child, Instant) {
-        let before = Instant::now();
-        (Command::new(program).args(arguments).stdin(Stdio::null()).stdout(stdout).spawn().unwrap(), before)
-    }
-    let mut ratios = Vec::new();
-    for _ in 0..11 {
-        let (mut cat, before) = timed("bash", &["-c", &format!("{DD} | cat >/dev/null")], Stdio::null());
-        assert!(cat.wait().unwrap().success());
-        let cat = before.elapsed();
-
-        let (stream, pipe, _files) = start(spill_in_dir(), TAIL, 0);
-        let (mut dd, before) = timed("bash", &["-c", DD], pipe.into());
-        // As an engine does: who watched the progress would be woken at every step.
-        assert!(tokio::task::spawn_blocking(move || dd.wait()).await.unwrap().unwrap().success());
-        closed(&stream).await;
-        let ours = before.elapsed();
-        assert_eq!(stream.total(), 1024 * MIB);
-        ratios.push(ours.as_secs_f64() / cat.as_secs_f64());
-        println!("cat {cat:?}, stream {ours:?}");
-    }
-    ratios.sort_by(f64::total_cmp);
-    println!("median of the time over cat's: {:.2}", ratios[ratios.len() / 2]);
 }

@@ -262,9 +262,9 @@ fn stream_result(name: StreamName, result: StreamResult) -> (VecDeque<v1::Stream
 
 /// What a read took from one stream, and the chunks of it.
 pub(super) fn delta(name: StreamName, delta: StreamDelta) -> (VecDeque<v1::StreamChunk>, v1::StreamDelta) {
-    let StreamDelta { start, data, dropped, spill: file } = delta;
+    let StreamDelta { start, data, dropped, spill: file, missing } = delta;
     let end = start + data.len() as u64;
-    (chunks(name, start, data), v1::StreamDelta { start, end, dropped, spill: file.map(spill) })
+    (chunks(name, start, data), v1::StreamDelta { start, end, dropped, spill: file.map(spill), missing })
 }
 
 fn spill(spill: Spill) -> v1::Spill {

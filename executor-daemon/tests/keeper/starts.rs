@@ -44,7 +44,7 @@ async fn output_goes_through_the_pipe_into_the_stream_file() {
     let mut command = keeper.spawn("printf hello; printf oops >&2").await;
     command.status().await;
     let file = create_stream_file(64 * 1024).expect("memory file");
-    keeper.link.keep_file(command.spawned.handle, StreamName::Stdout, file.as_fd()).await.expect("held");
+    keeper.link.keep_file(command.spawned.handle, StreamName::Stdout, &[file.as_fd()]).await.expect("held");
     let page = SharedPage::map(file.as_fd()).expect("mapped");
     let moved = page.splice_into(command.spawned.stdout.as_fd(), file.as_fd(), 4096);
     assert_eq!((moved.expect("moves"), page.offset()), (5, 4101));

@@ -127,6 +127,18 @@ async fn a_spill_write_that_fails_is_a_mark_and_no_failure(world: &World) {
     assert_eq!(world.output(&id).await, "ok\n\n[status: completed, exit code: 0]");
 }
 
+every_daemon!(a_disk_that_fills_up_under_a_task_costs_its_files_only with on_a_small_disk());
+async fn a_disk_that_fills_up_under_a_task_costs_its_files_only(world: &World) {
+    let id = world.background("head -c 8000000 /dev/zero | tr '\\0' b; echo end >&2").await;
+    world.ended(&id, SOON).await.expect("it ends");
+    let lossy = "[some output was dropped from memory; full output: (unavailable)]";
+    let expected = format!("{}\n[stderr]\nend\n\n{lossy}\n[status: completed, exit code: 0]", "b".repeat(1_000));
+    assert_eq!(world.output(&id).await, expected);
+    let log = world.daemon().expect("there is one").log();
+    assert_eq!(log.matches("output goes on in memory").count(), 1, "{log}");
+    assert_eq!(world.bash("echo on").await, "on\n");
+}
+
 every_backend!(a_kill_ends_what_a_finished_task_left);
 async fn a_kill_ends_what_a_finished_task_left(world: &World) {
     let id = world.background(&format!("{} & exit 5", world.sleep(300))).await;

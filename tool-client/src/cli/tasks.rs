@@ -26,11 +26,15 @@ pub(super) async fn output(backend: &Backend, id: &str, wait: bool) -> Outcome {
         let read = backend.executor.read_output(backend.owner.as_ref(), &id, wait.then_some(WAIT)).await;
         let TaskOutput { status, stdout, stderr } = read.map_err(|error| backend.failure_of(&error, &asked))?;
         for (view, stream, delta) in [(&mut out, StreamName::Stdout, stdout), (&mut err, StreamName::Stderr, stderr)] {
-            let StreamDelta { start, data, dropped, spill } = delta;
+            let StreamDelta { start, data, dropped, spill, missing } = delta;
+            let end = start + data.len() as u64;
             if dropped > 0 {
                 output::line(&lost(stream, start - dropped.min(start), start, spill.as_ref())).await?;
             }
             view.write(data).await?;
+            if missing > 0 {
+                output::line(&lost(stream, end, end.saturating_add(missing), spill.as_ref())).await?;
+            }
         }
         if !wait || status != TaskStatus::Running {
             break status;

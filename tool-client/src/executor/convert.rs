@@ -205,12 +205,12 @@ pub(super) fn status(message: Option<v1::TaskStatus>) -> Result<TaskStatus, Malf
 }
 
 fn delta(message: Option<v1::StreamDelta>, data: Bytes) -> Result<StreamDelta, Malformed> {
-    let v1::StreamDelta { start, end, dropped, spill: spilled } =
+    let v1::StreamDelta { start, end, dropped, spill: spilled, missing } =
         message.ok_or(Malformed("a read without its streams"))?;
     if end.checked_sub(start) != Some(data.len() as u64) {
         return Err(Malformed("a read whose bytes do not fill its range"));
     }
-    Ok(StreamDelta { start, data, dropped, spill: spilled.map(spill) })
+    Ok(StreamDelta { start, data, dropped, spill: spilled.map(spill), missing })
 }
 
 /// The answer of a read whose bytes have arrived before.
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_read_must_bring_the_bytes_of_its_range() {
-        let message = v1::StreamDelta { start: 3, end: 6, dropped: 0, spill: None };
+        let message = v1::StreamDelta { start: 3, end: 6, dropped: 0, spill: None, missing: 4 };
         assert!(delta(Some(message.clone()), Bytes::from_static(b"abc")).is_ok());
         assert!(delta(Some(message), Bytes::from_static(b"ab")).is_err());
         assert!(delta(None, Bytes::new()).is_err());

@@ -18,7 +18,7 @@ pub fn output(output: &TaskOutput) -> String {
     if text.is_empty() {
         text.push_str("(no new output)");
     }
-    if stdout.dropped > 0 || stderr.dropped > 0 {
+    if lost(stdout) || lost(stderr) {
         let whole = full_output(stdout, stderr);
         text.push_str(&format!("\n[some output was dropped from memory; full output: {whole}]"));
     }
@@ -74,10 +74,15 @@ pub fn foreign(id: &TaskId) -> String {
     format!("task {id} belongs to another session")
 }
 
+/// Whether something that was not read is gone.
+fn lost(stream: &StreamDelta) -> bool {
+    stream.dropped > 0 || stream.missing > 0
+}
+
 /// Where the whole streams are: every spill there is, as long as one of them belongs to a stream that lost something.
 fn full_output(stdout: &StreamDelta, stderr: &StreamDelta) -> String {
     let streams = [stdout, stderr];
-    if !streams.iter().any(|stream| stream.dropped > 0 && stream.spill.is_some()) {
+    if !streams.iter().any(|stream| lost(stream) && stream.spill.is_some()) {
         return UNAVAILABLE.to_owned();
     }
     streams.iter().filter_map(|stream| stream.spill.as_ref()).map(spill).collect::<Vec<_>>().join(", ")
@@ -93,7 +98,7 @@ mod tests {
 
     fn delta(data: &[u8], dropped: u64, path: Option<&'static str>) -> StreamDelta {
         let spill = path.map(|path| Spill { path: Bytes::from(path), cut_at: None });
-        StreamDelta { start: dropped, data: Bytes::copy_from_slice(data), dropped, spill }
+        StreamDelta { start: dropped, data: Bytes::copy_from_slice(data), dropped, spill, missing: 0 }
     }
 
     #[test]
@@ -131,6 +136,12 @@ mod tests {
             ..delta(b"a\n", 1, None)
         };
         assert_eq!(text(cut, delta(b"", 0, None)), notice("/o (first 7 bytes)"));
+        let missing = StreamDelta { missing: 1, ..delta(b"a\n", 0, None) };
+        assert_eq!(text(missing.clone(), delta(b"", 0, Some("/e"))), notice("(unavailable)"));
+        assert_eq!(
+            text(delta(b"a\n", 0, Some("/o")), StreamDelta { missing: 1, ..delta(b"", 0, None) }),
+            notice("(unavailable)")
+        );
         assert_eq!(
             text(delta(b"", 3, None), delta(b"", 0, None)),
             "(no new output)\n[some output was dropped from memory; full output: (unavailable)]\n[status: killed]"

@@ -18,7 +18,7 @@ fn read(start: u64, data: &'static [u8], dropped: u64, status: v1::TaskStatus) -
         part(v1::read_output_event::Event::Chunk(chunk(v1::StreamName::Stdout, start, data))),
         part(v1::read_output_event::Event::Status(v1::ReadOutputStatus {
             status: Some(status),
-            stdout: Some(v1::StreamDelta { start, end: start + data.len() as u64, dropped, spill }),
+            stdout: Some(v1::StreamDelta { start, end: start + data.len() as u64, dropped, spill, missing: 0 }),
             stderr: Some(v1::StreamDelta::default()),
         })),
     ]

@@ -441,7 +441,7 @@ async fn a_delta_comes_in_chunks() {
         let running = v1::task_status::Status::Running(v1::task_status::Running {});
         part(v1::read_output_event::Event::Status(v1::ReadOutputStatus {
             status: Some(v1::TaskStatus { status: Some(running) }),
-            stdout: Some(v1::StreamDelta { start: 5, end, dropped: 5, spill: None }),
+            stdout: Some(v1::StreamDelta { start: 5, end, dropped: 5, spill: None, missing: 0 }),
             stderr: Some(v1::StreamDelta::default()),
         }))
     };

@@ -62,7 +62,7 @@ impl Desk {
             life,
             pid: command.shell.unsigned_abs(),
             helper: command.helper.unwrap_or(0),
-            files: command.files.each_ref().map(Option::is_some),
+            files: command.files.each_ref().map(|fds| u8::try_from(fds.len()).unwrap_or(u8::MAX)),
             spills: command.spills.each_ref().map(|spill| spill.as_ref().map(|(_, path)| path.clone())),
         };
         let files = command.files.iter().flatten().chain(command.spills.iter().flatten().map(|(file, _)| file));
@@ -104,7 +104,7 @@ impl Desk {
         for command in self.commands.values_mut() {
             command.abandoned = true;
             command.pipes.clear();
-            command.files = [None, None];
+            command.files = Default::default();
             command.spills = [None, None];
         }
     }

@@ -51,7 +51,8 @@ impl Desk {
             ToKeeper::KeepFile { handle, stream } => {
                 if let Some(command) = self.commands.get_mut(&handle) {
                     // None, where too many are open here: then this stream does not outlive the engine's process.
-                    command.files[stream as usize] = packet.into_parts().1.into_iter().next().map(Rc::new);
+                    let fds = if packet.cut { Vec::new() } else { packet.into_parts().1 };
+                    command.files[stream as usize] = fds.into_iter().map(Rc::new).collect();
                 }
             }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
@@ -130,7 +131,7 @@ impl Desk {
             shell: 0,
             identity: index,
             pipes,
-            files: [None, None],
+            files: Default::default(),
             spills: [None, None],
             owed_ends: 0,
             owed_lists: 0,

@@ -349,7 +349,7 @@ impl Shared {
         let mut fds = packet.into_parts().1.into_iter();
         let mut take = |there: bool| if there { fds.next() } else { None };
         let pipes = (take(true), take(true));
-        let files = files.map(&mut take);
+        let files = files.map(|count| (0..count).filter_map(|_| take(true)).collect());
         let spills = spills.map(|path| path.and_then(|path| Some((take(true)?, path))));
         if let Some(news) = take(helper != 0)
             && let Ok(news) = watched(news, Interest::READABLE)

@@ -131,9 +131,10 @@ fn a_result_travels_as_chunks_and_a_description_of_them() {
 
 #[test]
 fn an_empty_delta_still_says_where_it_stands() {
-    let (chunks, delta) = delta(StreamName::Stderr, StreamDelta { start: 40, dropped: 3, ..StreamDelta::default() });
+    let (chunks, delta) =
+        delta(StreamName::Stderr, StreamDelta { start: 40, dropped: 3, missing: 2, ..StreamDelta::default() });
     assert!(chunks.is_empty());
-    assert_eq!(delta, v1::StreamDelta { start: 40, end: 40, dropped: 3, spill: None });
+    assert_eq!(delta, v1::StreamDelta { start: 40, end: 40, dropped: 3, spill: None, missing: 2 });
 }
 
 #[test]
