@@ -89,6 +89,8 @@ pub struct Setup {
     pub faults: Option<Plan>,
     /// Kill the daemon's server each time that so long has passed; `None`: never.
     pub kill_server_every: Option<Duration>,
+    /// Why a test is played without faults only.
+    pub spared: Option<&'static str>,
     /// What the client waits for at most.
     pub deadlines: Deadlines,
     /// How the client watches its connection.
@@ -121,6 +123,7 @@ impl Default for Setup {
             heartbeat_ms: None,
             faults: None,
             kill_server_every: None,
+            spared: None,
             deadlines: Deadlines::default(),
             keepalive: Keepalive::default(),
             program: binaries::executor_daemon,

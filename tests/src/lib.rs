@@ -18,7 +18,7 @@
 //!   [`World::survivors`] finds whatever of it is alive.
 //! - [`wait_for`] and [`wait_until`] wait for conditions; nothing sleeps in place of one. [`Stopwatch`] checks bounds and
 //!   grants thrice the time on a busy machine.
-//! - `EXECUTOR_TEST_FAULTS` (`cuts`, `lost-replies`, `delays`, `slow-reader`) puts a proxy before every daemon whose test has none.
+//! - `EXECUTOR_TEST_FAULTS` (`lost-replies`, `delays`, `slow-reader`) puts a proxy before every daemon whose test has none.
 //! - [`scenario`] plays recorded cases; the program `scenarios` does it from the command line.
 
 use std::{
@@ -75,6 +75,11 @@ macro_rules! every_backend {
             fn tcp() {
                 $crate::run($crate::Backend::Tcp, $setup, super::$name);
             }
+
+            #[test]
+            fn cut() {
+                $crate::run_cut($setup, super::$name);
+            }
         }
     };
 }
@@ -98,6 +103,11 @@ macro_rules! every_daemon {
             #[test]
             fn tcp() {
                 $crate::run($crate::Backend::Tcp, $setup, super::$name);
+            }
+
+            #[test]
+            fn cut() {
+                $crate::run_cut($setup, super::$name);
             }
         }
     };
@@ -129,6 +139,9 @@ macro_rules! on_backend {
 pub fn run(backend: Backend, mut setup: Setup, body: impl AsyncFnOnce(&World)) {
     if backend != Backend::InProcess && setup.faults.is_none() {
         setup.faults = asked_for();
+        if let (Some(_), Some(reason)) = (&setup.faults, setup.spared) {
+            return tell(format_args!("not with faults: {reason}"));
+        }
     }
     block_on(async {
         let world = World::start(backend, setup).await.expect("the executor starts");
@@ -141,15 +154,29 @@ pub fn run(backend: Backend, mut setup: Setup, body: impl AsyncFnOnce(&World)) {
     });
 }
 
+/// Runs a body over a Unix socket whose connections are cut every 400 ms: nothing of it shows.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_cut(mut setup: Setup, body: impl AsyncFnOnce(&World)) {
+    if let Some(reason) = setup.spared.or(setup.faults.as_ref().map(|_| "it has faults of its own")) {
+        return tell(format_args!("not over cut connections: {reason}"));
+    }
+    setup.faults = Some(CUTS);
+    run(Backend::Unix, setup, body);
+}
+
+/// Cuts each connection at this age.
+const CUTS: Plan = Plan { cut_every: Some(Duration::from_millis(400)), ..Plan::PASS };
+
 /// The faults that `EXECUTOR_TEST_FAULTS` names for every daemon whose test has none of its own.
 fn asked_for() -> Option<Plan> {
     let name = std::env::var("EXECUTOR_TEST_FAULTS").ok()?;
     Some(match name.as_str() {
-        "cuts" => Plan::cut_every(Duration::from_millis(400)),
         "lost-replies" => Plan::lose_every(3),
         "delays" => Plan::delay(Duration::from_millis(5)),
         "slow-reader" => Plan::slow_client(1_000_000),
-        _ => panic!("EXECUTOR_TEST_FAULTS={name}: cuts, lost-replies, delays or slow-reader"),
+        _ => panic!("EXECUTOR_TEST_FAULTS={name}: lost-replies, delays or slow-reader"),
     })
 }
 

@@ -162,8 +162,10 @@ impl Start {
                 // does not become free.
                 let reason = format!("it could not be kept: {error}");
                 engine.registry().lose(self.reservation, &reason, now_ms());
-                discard(engine, handle, events).await;
+                // Written down before the keeper lets go: one that only the keeper knows is ended by the next server, and one
+                // that nobody knows would be taken for never started.
                 engine.journal.forgotten(number, now_ms());
+                discard(engine, handle, events).await;
                 return Err(ExecutorError::OutcomeUnknown { reason });
             }
         };
