@@ -34,13 +34,14 @@ deny:
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 
-# 1,000 tasks that count lines through 20 kills of the server: every line once, one notice each. Takes a release build, two
-# processes for each task, and a hard limit on open files (`ulimit -Hn`) that lets keeper and server hold the pipes of all.
-# Then the behaviour tests on both kinds of daemon, over connections that are cut every 400 ms.
+# What CI does for seconds, for an hour. 1,000 tasks that count lines through 20 kills of the server: every line once, one notice
+# each; takes two processes for each task and a hard limit on open files (`ulimit -Hn`) that lets keeper and server hold the pipes of
+# all. Then random schedules of faults over the rules, of losses and kills over reads, and the behaviour tests over slow connections.
 soak:
     TAKEOVER_TASKS=1000 TAKEOVER_KILLS=20 cargo test --release -p executor-tests --test takeover -- --test-threads=1 --nocapture
-    # A kill that is cut is asked again and cannot say which of two has ended the task.
-    EXECUTOR_TEST_FAULTS=cuts cargo test -p executor-tests --test behaviour -- --skip in_process --skip model_text --skip cut
+    SCHEDULES=200000 cargo test --release -p executor-daemon -p tool-client --lib schedules -- --nocapture
+    READS_SCHEDULES=100 cargo test --release -p executor-tests --test reads -- --nocapture
+    for faults in delays slow-reader; do EXECUTOR_TEST_FAULTS=$faults cargo test --release -p executor-tests --test behaviour unix; done
 
 # Prints what a command costs over a bare spawn, and the daemon's memory after a flood. Decides nothing.
 bench:
