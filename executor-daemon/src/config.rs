@@ -3,14 +3,16 @@
 //! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
 //! the keeper and the keeper to the server as bytes.
 
+mod credentials;
 mod flags;
 mod identity;
 mod keys;
 mod listen;
 mod load;
 mod problem;
+mod secrets;
 mod state_dir;
-mod tokens;
+mod tenants;
 mod values;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -18,13 +20,14 @@ use std::{ffi::OsString, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    credentials::{CredentialFiles, Credentials},
     flags::{Asked, ServeFlags, command, one_line, parse},
     listen::ListenAddress,
     load::{Daemon, Surroundings, load},
     problem::Problem,
     state_dir::{StateDir, StateDirError},
 };
-use crate::telemetry::LogSettings;
+use crate::{telemetry::LogSettings, tls::ServerTls};
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -123,15 +126,37 @@ impl Settings {
     }
 }
 
+/// A tenant, and whom it is known by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownTenant {
+    /// Its name.
+    pub name: String,
+    /// The SHA-256 of each of its tokens.
+    pub tokens: Vec<[u8; 32]>,
+    /// Whose certificates are its.
+    pub certificates: CertificateNames,
+    /// The users whose connections to a Unix socket are its.
+    pub peer_uids: Vec<u32>,
+}
+
+/// Which of the certificates that the client CA has signed are a tenant's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CertificateNames {
+    /// All of them: it is the only tenant.
+    Any,
+    /// Those with one of these names, as [`crate::tls::comparable`] makes them.
+    These(Vec<String>),
+}
+
 /// Everything that the server process is told. It never sees a token, only digests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServerSettings {
     /// What the engine lives by.
     pub engine: Settings,
-    /// Who may call over TCP: the SHA-256 of each token.
-    pub tokens: Vec<[u8; 32]>,
-    /// Whose Unix peers are served, beside root's: the user that started the daemon.
-    pub daemon_uid: u32,
+    /// Who may call.
+    pub tenants: Vec<KnownTenant>,
+    /// TCP speaks TLS with this. `None`: it speaks it plain.
+    pub tls: Option<ServerTls>,
     /// How to log.
     pub log: LogSettings,
 }

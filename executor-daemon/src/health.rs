@@ -1,9 +1,16 @@
 //! Asks a daemon how it is, as `executor-daemon health` does for containers.
 
-use std::{path::Path, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use executor_proto::tls::{self, ClientFiles, ClientTls};
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use rustls::pki_types::ServerName;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
 use tonic::{
     Code, Request,
     transport::{Channel, Endpoint, Uri},
@@ -13,6 +20,21 @@ use tower::service_fn;
 
 /// Longest wait for the answer. Container engines give up after 30 s by default.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// What is asked, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HealthOptions {
+    /// `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT`.
+    pub endpoint: String,
+    /// A token to send along; the check needs none.
+    pub token_file: Option<PathBuf>,
+    /// For `https://`: the authority of the daemon's certificate.
+    pub ca: Option<PathBuf>,
+    /// For `https://`: a certificate to show.
+    pub cert: Option<PathBuf>,
+    /// Its private key.
+    pub key: Option<PathBuf>,
+}
 
 /// Why a daemon is not known to serve.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +47,9 @@ pub enum HealthError {
         /// What is wrong with it.
         problem: String,
     },
+    /// What TLS needs is missing or cannot be used.
+    #[error("{0}")]
+    Tls(String),
     /// The token cannot be read or sent.
     #[error("--token-file {path}: {problem}")]
     Token {
@@ -56,7 +81,7 @@ impl HealthError {
     #[must_use]
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Endpoint { .. } | Self::Token { .. } => true,
+            Self::Endpoint { .. } | Self::Tls(_) | Self::Token { .. } => true,
             Self::Unreachable { .. } | Self::NotServing { .. } => false,
         }
     }
@@ -66,11 +91,12 @@ impl HealthError {
 ///
 /// # Errors
 /// Whenever the daemon did not answer that it serves.
-pub async fn check(endpoint: &str, token_file: Option<&Path>) -> Result<(), HealthError> {
-    let token = token_file.map(token).transpose()?;
+pub async fn check(options: &HealthOptions) -> Result<(), HealthError> {
+    let endpoint = options.endpoint.as_str();
+    let token = options.token_file.as_deref().map(token).transpose()?;
     let unreachable = |problem: String| HealthError::Unreachable { endpoint: endpoint.to_owned(), problem };
     let answer = async {
-        let channel = connect(endpoint).await?;
+        let channel = connect(options).await?;
         let mut request = Request::new(HealthCheckRequest { service: String::new() });
         if let Some(token) = token {
             request.metadata_mut().insert("authorization", token);
@@ -93,7 +119,10 @@ pub async fn check(endpoint: &str, token_file: Option<&Path>) -> Result<(), Heal
     }
 }
 
-async fn connect(endpoint: &str) -> Result<Channel, HealthError> {
+async fn connect(options: &HealthOptions) -> Result<Channel, HealthError> {
+    const KINDS: &str = "must be unix:PATH, https://HOST:PORT or http://HOST:PORT";
+
+    let endpoint = options.endpoint.as_str();
     let mistake = |problem: &str| HealthError::Endpoint { endpoint: endpoint.to_owned(), problem: problem.to_owned() };
     let unreachable = |error: tonic::transport::Error| HealthError::Unreachable {
         endpoint: endpoint.to_owned(),
@@ -102,7 +131,7 @@ async fn connect(endpoint: &str) -> Result<Channel, HealthError> {
     if let Some(path) = endpoint.strip_prefix("unix:") {
         let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path).to_owned();
         if path.is_empty() {
-            return Err(mistake("must be unix:PATH or http://HOST:PORT"));
+            return Err(mistake(KINDS));
         }
         let connector = service_fn(move |_: Uri| {
             let path = path.clone();
@@ -112,13 +141,39 @@ async fn connect(endpoint: &str) -> Result<Channel, HealthError> {
         return Endpoint::from_static("http://localhost").connect_with_connector(connector).await.map_err(unreachable);
     }
     if endpoint.starts_with("https://") {
-        return Err(mistake("TLS is not supported yet; use http://HOST:PORT or unix:PATH"));
+        let uri: Uri = endpoint.parse().map_err(|error| mistake(&cause(&error)))?;
+        let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else { return Err(mistake(KINDS)) };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host.clone()).map_err(|_error| mistake("no certificate can have this name"))?;
+        let tls = TlsConnector::from(client_tls(options)?.config());
+        let connector = service_fn(move |_: Uri| {
+            let (tls, name, host) = (tls.clone(), name.clone(), host.clone());
+            async move {
+                let stream = TcpStream::connect((host, port)).await?;
+                let opened = tls.connect(name, stream).await;
+                opened.map(TokioIo::new).map_err(|error| tls::refusal(&error).map_or(error, io::Error::other))
+            }
+        });
+        // The connector speaks TLS, the library knows only of the connection inside.
+        return Endpoint::from_static("http://localhost").connect_with_connector(connector).await.map_err(unreachable);
     }
     if !endpoint.starts_with("http://") {
-        return Err(mistake("must be unix:PATH or http://HOST:PORT"));
+        return Err(mistake(KINDS));
     }
     let address = Endpoint::from_shared(endpoint.to_owned()).map_err(|error| mistake(&cause(&error)))?;
     address.connect().await.map_err(unreachable)
+}
+
+fn client_tls(options: &HealthOptions) -> Result<ClientTls, HealthError> {
+    let missing = |what: &str| HealthError::Tls(format!("{what} must be given"));
+    let ca = options.ca.clone().ok_or_else(|| missing("--ca, the authority of the daemon's certificate,"))?;
+    let identity = match (options.cert.clone(), options.key.clone()) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (Some(_), None) => return Err(missing("--key, the key of that certificate,")),
+        (None, Some(_)) => return Err(missing("--cert, the certificate of that key,")),
+    };
+    ClientTls::read(&ClientFiles { ca, identity }).map_err(|error| HealthError::Tls(error.to_string()))
 }
 
 /// The innermost cause: the outer ones only say that the transport failed.
@@ -144,16 +199,18 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_endpoint_is_a_usage_error_and_a_dead_one_is_not() {
+        let at = |endpoint: &str| HealthOptions { endpoint: endpoint.to_owned(), ..HealthOptions::default() };
         for (endpoint, says) in [
-            ("/run/x.sock", "must be unix:PATH or http://HOST:PORT"),
-            ("unix:", "must be unix:PATH or http://HOST:PORT"),
-            ("https://localhost:1", "TLS is not supported yet"),
+            ("/run/x.sock", "must be unix:PATH, https://HOST:PORT or http://HOST:PORT"),
+            ("unix:", "must be unix:PATH, https://HOST:PORT or http://HOST:PORT"),
+            ("https://localhost", "must be unix:PATH, https://HOST:PORT or http://HOST:PORT"),
+            ("https://localhost:1", "--ca, the authority of the daemon's certificate, must be given"),
         ] {
-            let error = check(endpoint, None).await.expect_err(endpoint);
+            let error = check(&at(endpoint)).await.expect_err(endpoint);
             assert!(error.is_usage(), "{endpoint}");
             assert!(error.to_string().contains(says), "{error}");
         }
-        let dead = check("unix:/nowhere/x.sock", None).await.expect_err("nobody is there");
+        let dead = check(&at("unix:/nowhere/x.sock")).await.expect_err("nobody is there");
         assert!(!dead.is_usage());
         assert_eq!(dead.to_string(), "unix:/nowhere/x.sock: cannot be reached: No such file or directory (os error 2)");
     }

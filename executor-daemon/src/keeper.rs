@@ -37,7 +37,7 @@ mod streams;
 mod tree;
 mod wire;
 
-use std::{ffi::OsStr, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};
+use std::{ffi::OsStr, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
 pub use serve::serve;
 
@@ -55,6 +55,8 @@ const SERVER_ARGUMENT: &str = "__server";
 pub enum Listener {
     /// A Unix socket, made with mode 0600. A dead socket that lies there is replaced.
     Unix(PathBuf),
+    /// The same with mode 0666: whoever gets there may connect, and the server decides by the peer's uid.
+    SharedUnix(PathBuf),
     /// A TCP address; port 0 takes a free one.
     Tcp(SocketAddr),
     /// Already bound and listening.
@@ -70,6 +72,15 @@ pub struct ServerUser {
     pub gid: u32,
 }
 
+/// Reads again what may have changed, and makes the server's settings of it. The errors are lines for the operator.
+pub struct Renewal(pub Box<dyn Fn() -> Result<Vec<u8>, Vec<String>>>);
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Renewal(…)")
+    }
+}
+
 /// What the daemon's keeper lives by, all of it checked by whoever parsed it.
 #[derive(Debug)]
 pub struct KeeperOptions {
@@ -81,6 +92,8 @@ pub struct KeeperOptions {
     pub server_user: Option<ServerUser>,
     /// What the server is told, as it wants it.
     pub server_settings: Vec<u8>,
+    /// What a server is told that is started on SIGHUP.
+    pub renewal: Renewal,
     /// Where spill files go; made if missing. Where commands run under another uid, its parents must let that uid through.
     pub spill_dir: PathBuf,
     /// Longest drain after SIGTERM: the grace of commands and what the server needs around it. After it the keeper ends what

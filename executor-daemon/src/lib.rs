@@ -9,6 +9,7 @@ pub mod crash;
 pub mod engine;
 pub mod health;
 pub mod ids;
+pub mod init;
 mod journal;
 pub mod keeper;
 pub mod limits;
@@ -16,6 +17,7 @@ mod output;
 pub mod server;
 mod service;
 pub mod telemetry;
+pub mod tls;
 
 /// What the fuzz targets call. Built under `--cfg fuzzing` only.
 #[cfg(fuzzing)]

@@ -1,12 +1,17 @@
 //! The daemon's command line: reads the configuration, then becomes the keeper. The only place that prints or exits.
 
-use std::{fmt::Display, io::Write, path::Path, process::ExitCode};
+use std::{fmt::Display, io::Write, process::ExitCode};
 
 use clap::error::ErrorKind;
 use clap_complete::Shell;
 use executor_daemon::{
-    config::{self, Asked, Daemon, ListenAddress, ServeFlags, StateDir, Surroundings},
-    health, keeper,
+    config::{
+        self, Asked, CredentialFiles, Credentials, Daemon, ListenAddress, ServeFlags, ServerSettings, StateDir,
+        Surroundings,
+    },
+    health::{self, HealthOptions},
+    init::{self, InitOptions},
+    keeper,
 };
 
 /// Exit code for mistakes in options or the file.
@@ -22,7 +27,8 @@ pub(crate) fn main() -> ExitCode {
     keeper::enter_if_asked();
     match config::parse(std::env::args_os()) {
         Ok(Asked::Serve(flags)) => serve(flags),
-        Ok(Asked::Health { endpoint, token_file }) => check_health(&endpoint, token_file.as_deref()),
+        Ok(Asked::Init(options)) => init(&options),
+        Ok(Asked::Health(options)) => check_health(&options),
         Ok(Asked::Completions(shell)) => completions(shell),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
@@ -53,7 +59,17 @@ fn serve(flags: ServeFlags) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let Daemon { server, listeners, identity, server_user, state_dir, unprotected, drain_limit } = daemon;
+    let Daemon {
+        server,
+        credentials,
+        sockets_are_shared,
+        listeners,
+        identity,
+        server_user,
+        state_dir,
+        unprotected,
+        drain_limit,
+    } = daemon;
     // Held until the keeper ends, so that no second daemon works on the same state.
     let _state_dir = match StateDir::take(&state_dir, &identity, server_user) {
         Ok(taken) => taken,
@@ -79,19 +95,39 @@ fn serve(flags: ServeFlags) -> ExitCode {
         listeners: listeners
             .into_iter()
             .map(|address| match address {
+                ListenAddress::Unix(path) if sockets_are_shared => keeper::Listener::SharedUnix(path),
                 ListenAddress::Unix(path) => keeper::Listener::Unix(path),
                 ListenAddress::Tcp(address) => keeper::Listener::Tcp(address),
             })
             .collect(),
         server_user,
         server_settings,
+        renewal: keeper::Renewal(Box::new(move || renewed(&server, &credentials))),
         spill_dir: state_dir.join("spill"),
         drain_limit,
         unprotected,
     })
 }
 
-fn check_health(endpoint: &str, token_file: Option<&Path>) -> ExitCode {
+/// The server's settings with what the files say now of who may call.
+fn renewed(server: &ServerSettings, files: &CredentialFiles) -> Result<Vec<u8>, Vec<String>> {
+    let lines = |problems: Vec<config::Problem>| problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let Credentials { tenants, tls } = files.read().map_err(lines)?;
+    let settings = ServerSettings { tenants, tls, ..server.clone() };
+    settings.encode().map_err(|error| vec![format!("the settings cannot be handed over: {error}")])
+}
+
+fn init(options: &InitOptions) -> ExitCode {
+    match init::init(options) {
+        Ok(next_steps) => print(next_steps.as_bytes()),
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(if error.is_usage() { USAGE } else { OWN_FAILURE })
+        }
+    }
+}
+
+fn check_health(options: &HealthOptions) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -99,7 +135,7 @@ fn check_health(endpoint: &str, token_file: Option<&Path>) -> ExitCode {
             return ExitCode::from(OWN_FAILURE);
         }
     };
-    match runtime.block_on(health::check(endpoint, token_file)) {
+    match runtime.block_on(health::check(options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
@@ -111,7 +147,11 @@ fn check_health(endpoint: &str, token_file: Option<&Path>) -> ExitCode {
 fn completions(shell: Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut config::command(), "executor-daemon", &mut script);
-    match std::io::stdout().write_all(&script) {
+    print(&script)
+}
+
+fn print(text: &[u8]) -> ExitCode {
+    match std::io::stdout().write_all(text) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);

@@ -25,6 +25,7 @@ use crate::{
     limits::HostLimits,
     service::{self, auth::Gate, edge::EdgeLayer},
     telemetry,
+    tls::{ServerTls, TlsProblem},
 };
 
 /// Calls under way on one connection: a session has few, but one connection may carry a whole harness.
@@ -52,6 +53,9 @@ enum ServerError {
     /// They were made by another version of this program.
     #[error("the keeper's settings: {0}")]
     Settings(#[from] postcard::Error),
+    /// TLS cannot be spoken with what the files held.
+    #[error("TLS: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Tls(Vec<TlsProblem>),
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -88,12 +92,13 @@ pub(crate) async fn main(greeted: Greeted) -> ExitCode {
 
 async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), ServerError> {
     Point::Greeted.pass();
-    let ServerSettings { engine: engine_settings, tokens, daemon_uid, log: _ } = settings;
+    let ServerSettings { engine: engine_settings, tenants, tls, log: _ } = settings;
+    let tls = tls.as_ref().map(ServerTls::acceptor).transpose().map_err(ServerError::Tls)?;
     let heartbeat = Duration::from_millis(engine_settings.heartbeat_ms);
     // The keeper is the parent of this process; every command descends from it.
     let per_kind = usize::try_from(HostLimits::learn().connections_per_kind()).unwrap_or(usize::MAX);
     let listeners = std::mem::take(&mut greeted.listeners);
-    let connections = incoming::incoming(listeners, parent_id(), per_kind)?;
+    let connections = incoming::incoming(listeners, tls, parent_id(), per_kind)?;
     let (reflection_v1, reflection_v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     // From here on nothing is left to go wrong that another server would do better.
     let (link, carried) = greeted.take_over().await?;
@@ -101,7 +106,7 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
     let engine = Engine::take_over(engine_settings, link.clone(), carried).await?;
 
     let calls = TaskTracker::new();
-    let edge = EdgeLayer::new(Gate::new(daemon_uid, tokens));
+    let edge = EdgeLayer::new(Gate::new(tenants));
     let health = HealthReporter::new();
     let executor = service::service(engine.clone(), heartbeat, calls.clone());
     set_health(&health, ServingStatus::Serving).await;

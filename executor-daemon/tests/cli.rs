@@ -45,6 +45,7 @@ fn help_is_what_was_agreed_on() {
     for (arguments, file) in [
         (&["--help"][..], "help.txt"),
         (&["serve", "--help"], "serve-help.txt"),
+        (&["init", "--help"], "init-help.txt"),
         (&["health", "--help"], "health-help.txt"),
     ] {
         let output = run(arguments);
@@ -79,9 +80,14 @@ fn a_mistake_in_the_command_line_is_one_line_and_64() {
         (&["serve", "--lisen", "x"], "unexpected argument '--lisen' found; a similar argument exists: '--listen' (see"),
         (&["serve", "--listen"], "a value is required for '--listen <ADDRESS>'"),
         (&["health"], "required arguments were not provided: --endpoint <ENDPOINT>"),
+        (&["init", "--dir", "/nowhere/x", "--name", "a b"], "--name a b: must be a host's name"),
+        (&["init", "--dir", "/nowhere/x", "--tenant", "../x"], "--tenant ../x: must be 1 to 64"),
         (&["completions", "tcsh"], "invalid value 'tcsh'"),
-        (&["health", "--endpoint", "https://localhost:1"], "TLS is not supported yet"),
-        (&["health", "--endpoint", "localhost:1"], "must be unix:PATH or http://HOST:PORT"),
+        (
+            &["health", "--endpoint", "https://localhost:1"],
+            "--ca, the authority of the daemon's certificate, must be given",
+        ),
+        (&["health", "--endpoint", "localhost:1"], "must be unix:PATH, https://HOST:PORT or http://HOST:PORT"),
     ] {
         let output = run(arguments);
         let stderr = text(&output.stderr);

@@ -8,6 +8,7 @@
 //! - [`error`] is every way in which an executor can refuse or fail, with its one mapping to and from the wire.
 
 pub mod error;
+pub mod tls;
 pub mod transport;
 pub mod types;
 

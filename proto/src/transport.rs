@@ -28,6 +28,15 @@ pub const DAEMON_PING_INTERVAL: Duration = Duration::from_secs(20);
 /// The daemon ends a connection whose ping is not answered for so long.
 pub const DAEMON_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A connection is closed that has not begun by then: with TLS the handshake, then the HTTP/2 preface. Many times what both take
+/// over a slow line, and a stranger's half-open connection holds its place no longer.
+pub const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// A connection that has begun is closed when so long no call was made on it that the daemon admits. After the first one it
+/// stays as long as the client wants. A check of health counts for as long again, since who makes it says not who it is. A client of
+/// ours connects for a call that is waiting; others that connect ahead connect again.
+pub const FIRST_CALL_LIMIT: Duration = Duration::from_secs(60);
+
 /// Longest wait for a connection: several times the longest round trip, and two retransmissions of TCP's first packet.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -46,6 +55,11 @@ mod tests {
     fn a_half_open_connection_is_replaced_before_its_runs_are_given_up() {
         // The daemon may see the end of a connection at once which the client sees only by its pings.
         assert!(CLIENT_PING_INTERVAL + CLIENT_PING_TIMEOUT + CONNECT_LIMIT < RESUME_WINDOW);
+    }
+
+    #[test]
+    fn a_client_of_ours_has_begun_or_given_up_before_the_daemon_cuts_it_off() {
+        assert!(CONNECT_LIMIT < BEGIN_LIMIT && BEGIN_LIMIT < FIRST_CALL_LIMIT);
     }
 
     #[test]

@@ -9,19 +9,17 @@ use super::{
     keys::{KEYS, Kind},
     values::Flags,
 };
+use crate::{health::HealthOptions, init::InitOptions};
 
 /// What the program was asked for.
 #[derive(Debug)]
 pub enum Asked {
     /// Become the daemon.
     Serve(ServeFlags),
+    /// Make a configuration with certificates.
+    Init(InitOptions),
     /// Ask a daemon how it is.
-    Health {
-        /// `unix:PATH` or `http://HOST:PORT`.
-        endpoint: String,
-        /// A token to send along; the check needs none.
-        token_file: Option<PathBuf>,
-    },
+    Health(HealthOptions),
     /// Print a completion script.
     Completions(Shell),
 }
@@ -39,7 +37,8 @@ const EXAMPLES: &str = "\
 Examples:
   executor-daemon serve --listen unix:/run/user/1000/executor.sock
   executor-daemon serve --listen tcp:127.0.0.1:7700 --token-file token
-  executor-daemon serve --config /etc/executor-daemon.toml --listen tcp:0.0.0.0:7700 --insecure
+  executor-daemon init --dir /etc/executor-daemon --name daemon.example
+  executor-daemon serve --config /etc/executor-daemon/config.toml
   executor-daemon health --endpoint unix:/run/user/1000/executor.sock
   executor-daemon completions bash > /etc/bash_completion.d/executor-daemon";
 
@@ -51,7 +50,11 @@ Examples:
   executor-daemon serve --listen unix:/run/user/1000/executor.sock
   executor-daemon serve --listen unix:/run/executor.sock --run-as agent
   executor-daemon serve --listen tcp:127.0.0.1:7700 --token-file token
+  executor-daemon serve --config /etc/executor-daemon/config.toml       (made by `executor-daemon init`)
   executor-daemon serve --listen tcp:0.0.0.0:7700 --token-file /run/secrets/token --insecure
+
+The file can also name tenants: [tenants.NAME] with any of token_file, certificate_names and peer_uids.
+SIGHUP replaces the server, which reads the token and certificate files again.
 
 Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 for its own failures.";
 
@@ -60,6 +63,17 @@ Example:
   HEALTHCHECK CMD [\"executor-daemon\", \"health\", \"--endpoint\", \"unix:/run/executor.sock\"]
 
 Exit codes: 0 when it serves, 1 when it does not or cannot be reached, 64 for mistakes in options.";
+
+const INIT_EXAMPLES: &str = "\
+Nothing is overwritten. Certificates are good for 397 days, a new CA for ten years. With --ca the CA of an earlier \
+`init` signs: put the new server.crt and server.key in place of the old ones, and send the daemon SIGHUP.
+
+Examples:
+  executor-daemon init --name daemon.example
+  executor-daemon init --dir tls --name 10.0.0.5 --tenant team-a --tenant team-b
+  executor-daemon init --dir renewed --ca /etc/executor-daemon --name daemon.example
+
+Exit codes: 0 when it wrote everything, 64 for mistakes in options, 125 when it wrote nothing.";
 
 /// The whole command line.
 #[must_use]
@@ -73,6 +87,7 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .max_term_width(100)
         .subcommand(serve())
+        .subcommand(init())
         .subcommand(
             Command::new("health")
                 .about("Asks a daemon whether it serves; needs no token")
@@ -82,19 +97,34 @@ pub fn command() -> Command {
                         .long("endpoint")
                         .value_name("ENDPOINT")
                         .required(true)
-                        .help("unix:PATH or http://HOST:PORT"),
+                        .help("unix:PATH, https://HOST:PORT or http://HOST:PORT"),
                 )
-                .arg(
-                    Arg::new("token-file")
-                        .long("token-file")
-                        .value_name("FILE")
-                        .value_parser(value_parser!(PathBuf))
-                        .help("Token to send along, for proxies that want one"),
-                ),
+                .arg(file("ca", "For https://: file with the CA that has signed the daemon's certificate (PEM)"))
+                .arg(file("cert", "For https://: file with a certificate to show, where the daemon wants one (PEM)"))
+                .arg(file("key", "File with the private key of that certificate (PEM)"))
+                .arg(file("token-file", "Token to send along, for proxies that want one")),
         )
         .subcommand(Command::new("completions").about("Prints a completion script for a shell").arg(
             Arg::new("shell").value_name("SHELL").required(true).value_parser(value_parser!(Shell)).help("Which shell"),
         ))
+}
+
+/// An option that names a file.
+fn file(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf)).help(help)
+}
+
+fn init() -> Command {
+    let several = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).action(ArgAction::Append).help(help)
+    };
+    Command::new("init")
+        .about("Writes a configuration with a private CA, certificates and tokens")
+        .after_help(INIT_EXAMPLES)
+        .arg(file("dir", "Where the files go [default: /etc/executor-daemon as root, else $XDG_CONFIG_HOME/executor-daemon or ~/.config/executor-daemon]").value_name("DIR"))
+        .arg(several("name", "HOST", "A name or address that clients connect to the daemon by; localhost is always one. May be given several times"))
+        .arg(several("tenant", "NAME", "A tenant, with a certificate and a token of its own. May be given several times [default: one, without a name]"))
+        .arg(file("ca", "Directory of an earlier `init`, whose CA is to sign").value_name("DIR"))
 }
 
 fn serve() -> Command {
@@ -129,17 +159,51 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, cla
     let matches = command().try_get_matches_from(arguments)?;
     match matches.subcommand() {
         Some(("serve", given)) => Ok(Asked::Serve(serve_flags(given))),
-        Some(("health", given)) => Ok(Asked::Health {
-            endpoint: given.get_one::<String>("endpoint").cloned().unwrap_or_default(),
-            token_file: given.get_one::<PathBuf>("token-file").cloned(),
-        }),
+        Some(("init", given)) => init_options(given).map(Asked::Init),
+        Some(("health", given)) => {
+            let file = |name| given.get_one::<PathBuf>(name).cloned();
+            Ok(Asked::Health(HealthOptions {
+                endpoint: given.get_one::<String>("endpoint").cloned().unwrap_or_default(),
+                token_file: file("token-file"),
+                ca: file("ca"),
+                cert: file("cert"),
+                key: file("key"),
+            }))
+        }
         Some(("completions", given)) => {
             Ok(Asked::Completions(given.get_one::<Shell>("shell").copied().unwrap_or(Shell::Bash)))
         }
         Some(_) | None => {
-            Err(command().error(clap::error::ErrorKind::MissingSubcommand, "say serve, health or completions"))
+            Err(command().error(clap::error::ErrorKind::MissingSubcommand, "say serve, init, health or completions"))
         }
     }
+}
+
+fn init_options(given: &ArgMatches) -> Result<InitOptions, clap::Error> {
+    let texts = |name| given.get_many::<String>(name).map(|all| all.cloned().collect()).unwrap_or_default();
+    // The configuration names its files by where they are, wherever the daemon is started.
+    let absolute = |path: PathBuf| {
+        std::path::absolute(path).map_err(|error| command().error(clap::error::ErrorKind::ValueValidation, error))
+    };
+    let dir = match given.get_one::<PathBuf>("dir").cloned().or_else(default_config_dir) {
+        Some(dir) => absolute(dir)?,
+        None => {
+            let problem = "--dir must be given: neither XDG_CONFIG_HOME nor HOME is set";
+            return Err(command().error(clap::error::ErrorKind::MissingRequiredArgument, problem));
+        }
+    };
+    let ca = given.get_one::<PathBuf>("ca").cloned();
+    Ok(InitOptions { dir, names: texts("name"), tenants: texts("tenant"), ca })
+}
+
+fn default_config_dir() -> Option<PathBuf> {
+    if nix::unistd::geteuid().is_root() {
+        return Some("/etc/executor-daemon".into());
+    }
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base =
+        set("XDG_CONFIG_HOME").filter(|base| base.is_absolute()).or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(base.join("executor-daemon"))
 }
 
 fn serve_flags(given: &ArgMatches) -> ServeFlags {

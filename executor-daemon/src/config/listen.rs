@@ -25,8 +25,7 @@ impl ListenAddress {
             Some(("unix", path)) => unix(path, start_dir),
             Some(("tcp", address)) => tcp(address),
             Some(("https" | "tls" | "tcps", _)) => {
-                Err("TLS is not supported yet; use tcp:HOST:PORT on a private network with --insecure, or unix:PATH"
-                    .to_owned())
+                Err("must be unix:PATH or tcp:HOST:PORT, which speaks TLS when --tls-cert-file is given".to_owned())
             }
             Some(("http", rest)) => {
                 Err(format!("must be unix:PATH or tcp:HOST:PORT; did you mean tcp:{}?", rest.trim_matches('/')))
@@ -102,7 +101,7 @@ mod tests {
             ("tcp:127.0.0.1", "with a port"),
             ("tcp::80", "with a port"),
             ("tcp:127.0.0.1:65536", "with a port"),
-            ("https://0.0.0.0:443", "TLS is not supported yet"),
+            ("https://0.0.0.0:443", "which speaks TLS when"),
             ("http://0.0.0.0:80", "did you mean tcp:0.0.0.0:80?"),
         ] {
             let error = parse(bad).expect_err(bad);

@@ -10,18 +10,18 @@ use nix::unistd::Uid;
 
 use super::{
     ServerSettings, Settings,
+    credentials::{CredentialFiles, Credentials, TlsFiles},
     flags::ServeFlags,
     identity,
     listen::ListenAddress,
     problem::{Problem, Source},
     state_dir::{self, StateDir},
-    tokens,
+    tenants,
     values::{Given, Values},
 };
 use crate::{
     keeper::{ServerUser, protocol::Identity},
     server,
-    service::auth::TokenDigest,
     telemetry::{LogFormat, LogLevel, LogSettings},
 };
 
@@ -58,6 +58,10 @@ impl Surroundings {
 pub struct Daemon {
     /// What the server is told.
     pub server: ServerSettings,
+    /// The files that it says who may call from, to be read again.
+    pub credentials: CredentialFiles,
+    /// Whether users other than the daemon's own are tenants, who have to be able to connect to the Unix sockets.
+    pub sockets_are_shared: bool,
     /// Where to listen; at least one.
     pub listeners: Vec<ListenAddress>,
     /// Who commands run as.
@@ -80,11 +84,17 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let ServeFlags { file, flags } = given;
     let mut values = Values::read(flags, file.as_deref());
     let insecure = values.switch("insecure").unwrap_or(false);
-    let listeners = listeners(&mut values, around, insecure);
+    let tls = tls_files(&mut values, around);
+    let listeners = listeners(&mut values, around, insecure || tls.is_some());
     let state_dir = state_directory(&mut values, around);
     let identity = identity(&mut values, around);
     let server_user = server_user(&mut values, around, identity.as_ref());
-    let tokens = tokens(&mut values, around, &listeners);
+    let files = credential_files(&mut values, around, tls);
+    check_callers(&mut values, &files, &listeners, identity.as_ref());
+    let credentials = files.read().unwrap_or_else(|problems| {
+        problems.into_iter().for_each(|problem| values.note(problem));
+        Credentials { tenants: Vec::new(), tls: None }
+    });
     let workdir = default_workdir(&mut values, around, identity.as_ref());
     let log = log_settings(&mut values);
     let environment = Settings::command_environment(around.environment.iter().cloned());
@@ -103,7 +113,12 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
         Some(identity) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
             unprotected: unprotected(identity.uid, server_user, around.uid).map(str::to_owned),
-            server: ServerSettings { engine: settings, tokens, daemon_uid: around.uid, log },
+            sockets_are_shared: credentials
+                .tenants
+                .iter()
+                .any(|tenant| tenant.peer_uids.iter().any(|uid| *uid != 0 && *uid != around.uid)),
+            server: ServerSettings { engine: settings, tenants: credentials.tenants, tls: credentials.tls, log },
+            credentials: files,
             listeners,
             identity,
             server_user,
@@ -127,7 +142,7 @@ fn unprotected(command_uid: u32, server_user: Option<ServerUser>, daemon_uid: u3
     }
 }
 
-fn listeners(values: &mut Values, around: &Surroundings, insecure: bool) -> Vec<ListenAddress> {
+fn listeners(values: &mut Values, around: &Surroundings, encrypted_or_private: bool) -> Vec<ListenAddress> {
     let given = values.list("listen");
     if given.is_empty() {
         values.note(Problem::new(
@@ -139,8 +154,9 @@ fn listeners(values: &mut Values, around: &Surroundings, insecure: bool) -> Vec<
     let mut listeners = Vec::new();
     for one in given {
         match ListenAddress::parse(&one.value, &base) {
-            Ok(address) if address.is_beyond_loopback() && !insecure => values.note(one.problem(
-                "other hosts can reach it and nothing is encrypted; give --insecure if the network is private",
+            Ok(address) if address.is_beyond_loopback() && !encrypted_or_private => values.note(one.problem(
+                "other hosts can reach it and nothing is encrypted; give --tls-cert-file and --tls-key-file \
+                 (`executor-daemon init` makes them), or --insecure if the network is private",
             )),
             Ok(address) => listeners.push(address),
             Err(problem) => values.note(one.problem(problem)),
@@ -185,20 +201,72 @@ fn server_user(values: &mut Values, around: &Surroundings, identity: Option<&Ide
     })
 }
 
-fn tokens(values: &mut Values, around: &Surroundings, listeners: &[ListenAddress]) -> Vec<TokenDigest> {
-    match values.text("token_file") {
-        Some(given) => tokens::read(&around.absolute(&given.value), around.uid).unwrap_or_else(|problem| {
-            values.note(given.problem(problem));
-            Vec::new()
-        }),
-        None => {
-            if listeners.iter().any(ListenAddress::is_tcp) {
+/// The files of TLS; both or none.
+fn tls_files(values: &mut Values, around: &Surroundings) -> Option<TlsFiles> {
+    let mut named = |name| {
+        let given = values.text(name)?;
+        Some((around.absolute(&given.value), given.source))
+    };
+    let (chain, key, client_ca) = (named("tls_cert_file"), named("tls_key_file"), named("client_ca_file"));
+    match (chain, key, client_ca) {
+        (Some(chain), Some(key), client_ca) => Some(TlsFiles { chain, key, client_ca }),
+        (None, None, None) => None,
+        (chain, key, client_ca) => {
+            let why = match (&chain, &key, &client_ca) {
+                (None, None, Some(_)) => "certificates of clients are looked at in TLS",
+                (Some(_), _, _) => "it belongs to --tls-cert-file",
+                (None, _, _) => "it belongs to --tls-key-file",
+            };
+            for (flag, missing) in [("tls-cert-file", chain.is_none()), ("tls-key-file", key.is_none())] {
+                if missing {
+                    values.note(Problem::new(Source::Missing(flag), format!("must be given too: {why}")));
+                }
+            }
+            None
+        }
+    }
+}
+
+fn credential_files(values: &mut Values, around: &Surroundings, tls: Option<TlsFiles>) -> CredentialFiles {
+    let token_file = values.text("token_file").map(|given| (around.absolute(&given.value), given.source));
+    let mut problems = Vec::new();
+    let tenants = values.tenants().map(|(file, table)| tenants::parse(file, table, &mut problems));
+    problems.into_iter().for_each(|problem| values.note(problem));
+    let tenant_token_files = tenants.iter().flatten().enumerate().filter_map(|(index, table)| {
+        let (path, source) = table.token_file.as_ref()?;
+        Some((index, (around.absolute(path), source.clone())))
+    });
+    let tenant_token_files = tenant_token_files.collect();
+    CredentialFiles { daemon_uid: around.uid, token_file, tls, tenants, tenant_token_files }
+}
+
+/// Nobody comes in whom nobody has named, and nobody is named who could not come in.
+fn check_callers(
+    values: &mut Values,
+    files: &CredentialFiles,
+    listeners: &[ListenAddress],
+    identity: Option<&Identity>,
+) {
+    let client_ca = files.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    // A mistake in the TLS files was noted where it was found, and is the reason that there is no authority.
+    if listeners.iter().any(ListenAddress::is_tcp) && !files.has_tokens() && !client_ca {
+        values.note(Problem::new(
+            Source::Missing("token-file"),
+            "must be given to listen on TCP (or a client CA with TLS), on loopback too: every local user and every \
+             command can connect there",
+        ));
+    }
+    for table in files.tenants.iter().flatten() {
+        if let Some((_, source)) = table.certificate_names.first().filter(|_| !client_ca) {
+            values.note(Problem::new(source.clone(), "nobody can show a certificate without --client-ca-file"));
+        }
+        for (uid, source) in &table.peer_uids {
+            if identity.is_some_and(|identity| identity.uid == *uid && identity.change) {
                 values.note(Problem::new(
-                    Source::Missing("token-file"),
-                    "must be given to listen on TCP, on loopback too: every local user and every command can connect there",
+                    source.clone(),
+                    format!("commands run as uid {uid}, and what they hand to others could call as this tenant"),
                 ));
             }
-            Vec::new()
         }
     }
 }

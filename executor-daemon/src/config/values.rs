@@ -10,6 +10,9 @@ use super::{
 /// Largest file that is read as a configuration.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
+/// The file's table of tenants, which has no flag.
+pub(super) const TENANTS: &str = "tenants";
+
 /// What was given on the command line: the texts of each key, by its name in the file.
 pub(super) type Flags = BTreeMap<&'static str, Vec<String>>;
 
@@ -46,7 +49,7 @@ impl Values {
         match table(path) {
             Ok(table) => {
                 for (name, value) in &table {
-                    if keys::find(name).is_none() {
+                    if keys::find(name).is_none() && name != TENANTS {
                         values.problems.push(unknown_key(path, name, value));
                     }
                 }
@@ -65,6 +68,12 @@ impl Values {
         if !(self.file_is_unusable && problem.is_of_something_missing()) {
             self.problems.push(problem);
         }
+    }
+
+    /// The file and its table of tenants, if it has one.
+    pub(super) fn tenants(&self) -> Option<(&Path, &toml::Value)> {
+        let (file, table) = self.file.as_ref()?;
+        Some((file, table.get(TENANTS)?))
     }
 
     /// A text.

@@ -28,6 +28,10 @@ use super::Listener;
 /// Connections that may wait for a server (the kernel cuts it to its own limit).
 const BACKLOG: i32 = 4096;
 
+/// What a socket's mode is without: it is 0600, or 0666.
+const PRIVATE: Mode = Mode::from_bits_truncate(0o177);
+const SHARED: Mode = Mode::from_bits_truncate(0o111);
+
 /// An open listening socket.
 #[derive(Debug)]
 pub(super) struct Listening {
@@ -45,25 +49,26 @@ pub(super) struct Listening {
 /// One line that says which address and why.
 pub(super) fn open(listener: Listener) -> io::Result<Listening> {
     let name = match &listener {
-        Listener::Unix(path) => format!("unix:{}", path.display()),
+        Listener::Unix(path) | Listener::SharedUnix(path) => format!("unix:{}", path.display()),
         Listener::Tcp(address) => format!("tcp:{address}"),
         Listener::Open(_) => "the socket that was passed in".to_owned(),
     };
     let explain = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {name}: {error}"));
     match listener {
-        Listener::Unix(path) => open_unix(&path),
+        Listener::Unix(path) => open_unix(&path, PRIVATE),
+        Listener::SharedUnix(path) => open_unix(&path, SHARED),
         Listener::Tcp(address) => TcpListener::bind(address).map(OwnedFd::from).and_then(|socket| finish(socket, None)),
         Listener::Open(socket) => finish(socket, None),
     }
     .map_err(explain)
 }
 
-fn open_unix(path: &Path) -> io::Result<Listening> {
+fn open_unix(path: &Path, withheld: Mode) -> io::Result<Listening> {
     let path = std::path::absolute(path)?;
-    let socket = match bind_private(&path) {
+    let socket = match bind(&path, withheld) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             remove_dead(&path)?;
-            bind_private(&path)
+            bind(&path, withheld)
         }
         bound => bound,
     }?;
@@ -71,9 +76,9 @@ fn open_unix(path: &Path) -> io::Result<Listening> {
     finish(socket.into(), Some((path, made.dev(), made.ino())))
 }
 
-/// Binds with mode 0600 from the first moment on.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let before = umask(Mode::from_bits_truncate(0o177));
+/// Binds with its mode from the first moment on.
+fn bind(path: &Path, withheld: Mode) -> io::Result<UnixListener> {
+    let before = umask(withheld);
     let bound = UnixListener::bind(path);
     umask(before);
     bound
@@ -159,6 +164,20 @@ mod tests {
         open(Listener::Unix(path.clone())).expect_err("a file is kept");
         live.remove_file();
         assert_eq!(fs::read(&path).expect("still there"), b"data");
+    }
+
+    #[test]
+    fn a_socket_is_open_to_others_only_where_that_was_asked_for() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let path = directory.path().join("s");
+        let mode = |listener| {
+            let listening = open(listener).expect("bound");
+            let mode = fs::metadata(&path).expect("exists").permissions().mode() & 0o777;
+            listening.remove_file();
+            mode
+        };
+        assert_eq!(mode(Listener::Unix(path.clone())), 0o600);
+        assert_eq!(mode(Listener::SharedUnix(path.clone())), 0o666);
     }
 
     #[test]

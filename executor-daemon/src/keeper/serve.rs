@@ -25,7 +25,7 @@ use nix::{
 };
 
 use super::{
-    KeeperOptions, SERVER_ARGUMENT, ServerUser,
+    KeeperOptions, Renewal, SERVER_ARGUMENT, ServerUser,
     desk::{Desk, Notice},
     init::{self, Part},
     link,
@@ -71,7 +71,11 @@ pub fn serve(options: KeeperOptions) -> ExitCode {
 struct Daemon {
     desk: Desk,
     listening: Vec<Listening>,
+    /// What a server is told that is started now.
     server_settings: Vec<u8>,
+    /// What it is told instead while a server is tried that was started on SIGHUP.
+    newer_settings: Option<Vec<u8>>,
+    renewal: Renewal,
     drain_limit: Duration,
     ready_line: Option<String>,
     /// While one serves: since when it has been ready.
@@ -88,8 +92,16 @@ struct Daemon {
 
 impl Daemon {
     fn open(options: KeeperOptions) -> io::Result<Self> {
-        let KeeperOptions { identities, listeners, server_user, server_settings, spill_dir, drain_limit, unprotected } =
-            options;
+        let KeeperOptions {
+            identities,
+            listeners,
+            server_user,
+            server_settings,
+            renewal,
+            spill_dir,
+            drain_limit,
+            unprotected,
+        } = options;
         let Some(default) = identities.first() else { return Err(io::Error::other("no identity to run commands as")) };
         let server = server_user.map(|user| format!(", the server as uid {}", user.uid)).unwrap_or_default();
         let run_as = format!("commands run as {} (uid {}){server}", default.name, default.uid);
@@ -110,6 +122,8 @@ impl Daemon {
             desk,
             listening,
             server_settings,
+            newer_settings: None,
+            renewal,
             drain_limit,
             ready_line: Some(ready_line),
             ready_since: None,
@@ -196,18 +210,29 @@ impl Daemon {
         self.desk.next_server = Some(pid);
         (self.next_by, self.standby) = (Some(Instant::now() + STANDBY_LIMIT), false);
         let listeners = self.listening.iter().filter_map(Listening::passed_on).collect();
-        self.desk.greet(link, listeners, self.server_settings.clone())
+        let settings = self.newer_settings.as_ref().unwrap_or(&self.server_settings);
+        self.desk.greet(link, listeners, settings.clone())
     }
 
-    /// SIGHUP: another server, from the program that lies at this one's path now.
+    /// SIGHUP: another server, from the program that lies at this one's path now, told who may call by the files as they are
+    /// now. Where one of those is not good, all of them stay as they were.
     fn replace_server(&mut self) {
         if self.next_by.is_some() {
             log(format_args!("SIGHUP: a server is being started already"));
             return;
         }
         log(format_args!("SIGHUP: starting a new server"));
+        match (self.renewal.0)() {
+            Ok(settings) => self.newer_settings = Some(settings),
+            Err(problems) => {
+                for problem in problems {
+                    log(format_args!("{problem}"));
+                }
+                log(format_args!("tokens and certificates stay as they were"));
+            }
+        }
         if let Err(error) = self.program.renew().and_then(|()| self.greet_server()) {
-            self.program.keep_old();
+            self.keep_old();
             log(format_args!("the new server cannot be started ({error}); the old one stays"));
         }
     }
@@ -230,7 +255,7 @@ impl Daemon {
         self.desk.next_server = None;
         self.desk.drop_next();
         (self.next_by, self.standby) = (None, false);
-        self.program.keep_old();
+        self.keep_old();
         if self.desk.server.is_some() {
             log(format_args!("the new server {} before it was ready; the old one stays", Ended(status)));
             return Ok(Instant::now());
@@ -244,9 +269,18 @@ impl Daemon {
         Ok(Instant::now() + self.back_off)
     }
 
+    /// The next server is the one that has proven itself, told what that one was told.
+    fn keep_old(&mut self) {
+        self.program.keep_old();
+        self.newer_settings = None;
+    }
+
     fn say_ready(&mut self) {
         self.was_ready = true;
         self.program.keep();
+        if let Some(settings) = self.newer_settings.take() {
+            self.server_settings = settings;
+        }
         self.ready_since = Some(Instant::now());
         if let Some(line) = self.ready_line.take() {
             let mut out = io::stdout().lock();
@@ -266,7 +300,7 @@ impl Daemon {
             return Instant::now();
         }
         // If it was the newer program that could not take over, the one before can.
-        self.program.keep_old();
+        self.keep_old();
         self.back_off = back_off_after(self.back_off, status, served);
         log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
         Instant::now() + self.back_off

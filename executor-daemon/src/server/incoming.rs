@@ -1,29 +1,39 @@
 //! Connections of all listening sockets as one stream.
+//!
+//! ```text
+//!   accepted ── TLS handshake (TCP, where there is TLS) ──▶ preface ──▶ begun ── a call is admitted ──▶ stays
+//!      └────────────── 10 s ──────────────────────────────────┴───────────── 60 s ───▶ closed
+//! ```
+//! A handshake is made by the task that serves the connection, so that a slow one keeps nobody else waiting.
 
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
+use executor_proto::transport::{BEGIN_LIMIT, FIRST_CALL_LIMIT};
 use futures_util::{Stream, StreamExt, stream, stream::SelectAll};
 use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
+use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use tonic::transport::server::Connected;
 
-use crate::service::auth::{Origin, Peer};
-
-/// Time that a client has to begin: a connection that has not sent the whole HTTP/2 preface by then is closed, so that
-/// idle ones do not use up the sockets' budgets.
-const PREFACE_LIMIT: Duration = Duration::from_secs(10);
+use crate::{
+    service::{
+        auth::{Certificate, Origin, Peer},
+        edge::{Calls, Latest, Line},
+    },
+    tls,
+};
 
 /// Length of the HTTP/2 preface.
 const PREFACE_BYTES: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
@@ -55,7 +65,7 @@ impl Listener {
         }
     }
 
-    async fn accept(&self, keeper: u32) -> io::Result<(Transport, Peer)> {
+    async fn accept(&self, keeper: u32, tls: Option<&TlsAcceptor>) -> io::Result<(Transport, Peer)> {
         match self {
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -69,7 +79,16 @@ impl Listener {
                 // Replies are small and each is waited for. It fails on a connection that is gone already, which then
                 // reads as one that is closed.
                 let _ = stream.set_nodelay(true);
-                Ok((Transport::Tcp(stream), Peer::Tcp(Some(address))))
+                let certificate = Certificate::default();
+                let peer = Peer::Tcp { address, certificate: Arc::clone(&certificate) };
+                let transport = match tls {
+                    Some(acceptor) => {
+                        let handshake = Box::new(acceptor.accept(stream));
+                        Transport::Tls(Tls::Handshake { handshake, certificate, peer: peer.clone() })
+                    }
+                    None => Transport::Tcp(stream),
+                };
+                Ok((transport, peer))
             }
         }
     }
@@ -78,14 +97,21 @@ impl Listener {
 /// The connections of one socket.
 type Connections = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 
-/// The connections of all sockets, as they come. `keeper` is the process that every command descends from.
+/// The connections of all sockets, as they come. `keeper` is the process that every command descends from. With `tls` those on
+/// TCP speak TLS.
 ///
 /// At most `per_kind` are open at the same time on the Unix sockets and as many on the TCP sockets, in equal parts for each
-/// socket and at least one; more wait in the kernel's queue. One that does not begin within 10 s is closed.
+/// socket and at least one; more wait in the kernel's queue. One that does not begin within [`BEGIN_LIMIT`], or makes no call that is admitted within
+/// [`FIRST_CALL_LIMIT`] after that, is closed.
 ///
 /// # Errors
 /// When a socket is neither Unix nor TCP, or cannot be registered with the runtime.
-pub(super) fn incoming(sockets: Vec<OwnedFd>, keeper: u32, per_kind: usize) -> io::Result<SelectAll<Connections>> {
+pub(super) fn incoming(
+    sockets: Vec<OwnedFd>,
+    tls: Option<TlsAcceptor>,
+    keeper: u32,
+    per_kind: usize,
+) -> io::Result<SelectAll<Connections>> {
     let mut all = SelectAll::new();
     let listeners = sockets.into_iter().map(Listener::new).collect::<io::Result<Vec<_>>>()?;
     let unix = listeners.iter().filter(|listener| matches!(listener, Listener::Unix(_))).count();
@@ -96,15 +122,17 @@ pub(super) fn incoming(sockets: Vec<OwnedFd>, keeper: u32, per_kind: usize) -> i
             Listener::Tcp(_) => tcp,
         };
         let permits = Arc::new(Semaphore::new((per_kind / same_kind).max(1)));
-        let connections = stream::unfold((listener, permits), move |(listener, permits)| async move {
+        let tls = tls.clone();
+        let connections = stream::unfold((listener, permits, tls), move |(listener, permits, tls)| async move {
             // The semaphore is never closed.
             let permit = permits.clone().acquire_owned().await.ok()?;
             loop {
-                match listener.accept(keeper).await {
+                match listener.accept(keeper, tls.as_ref()).await {
                     Ok((transport, peer)) => {
-                        let awaited = Awaited { bytes: PREFACE_BYTES, until: Box::pin(sleep(PREFACE_LIMIT)) };
-                        let connection = Connection { transport, peer, awaited: Some(awaited), _permit: permit };
-                        return Some((Ok(connection), (listener, permits)));
+                        let line = Line { peer, calls: Calls::default() };
+                        let awaited = Some(Awaited::preface());
+                        let connection = Connection { transport, line, awaited, _permit: permit };
+                        return Some((Ok(connection), (listener, permits, tls)));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
@@ -122,30 +150,112 @@ pub(super) fn incoming(sockets: Vec<OwnedFd>, keeper: u32, per_kind: usize) -> i
 enum Transport {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Tls),
 }
 
-/// What has to come before a connection counts as begun.
+/// A connection with TLS.
+enum Tls {
+    Handshake {
+        handshake: Box<Accept<TcpStream>>,
+        /// Where the names go that the peer shows.
+        certificate: Certificate,
+        peer: Peer,
+    },
+    Open(Box<TlsStream<TcpStream>>),
+    /// The handshake has failed, which was told once.
+    Failed,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Handshake { .. } => "Handshake",
+            Self::Open(_) => "Open",
+            Self::Failed => "Failed",
+        })
+    }
+}
+
+impl Tls {
+    /// The open connection, once the handshake is over.
+    fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut TlsStream<TcpStream>>>> {
+        if let Self::Handshake { handshake, certificate, peer } = self {
+            match ready!(Pin::new(handshake.as_mut()).poll(cx)) {
+                Ok(stream) => {
+                    let (_, session) = stream.get_ref();
+                    if let Some(shown) = session.peer_certificates().and_then(<[_]>::first) {
+                        // It is set here only, and once.
+                        let _ = certificate.set(tls::names(shown));
+                    }
+                    *self = Self::Open(Box::new(stream));
+                }
+                Err(error) => {
+                    tracing::info!(%peer, %error, "no TLS handshake");
+                    *self = Self::Failed;
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        match self {
+            Self::Open(stream) => Poll::Ready(Ok(Pin::new(stream.as_mut()))),
+            Self::Handshake { .. } | Self::Failed => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+}
+
+/// What has to come before a connection may stay.
 #[derive(Debug)]
 struct Awaited {
+    /// So much of the preface. 0: it is there, and a call is awaited.
     bytes: usize,
     until: Pin<Box<Sleep>>,
+}
+
+impl Awaited {
+    fn preface() -> Self {
+        Self { bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGIN_LIMIT)) }
+    }
+
+    /// So many bytes have come.
+    fn arrived(&mut self, bytes: usize) {
+        if self.bytes > 0 {
+            self.bytes = self.bytes.saturating_sub(bytes);
+            if self.bytes == 0 {
+                self.until.as_mut().reset(Instant::now() + FIRST_CALL_LIMIT);
+            }
+        }
+    }
+
+    /// Ready when the time is over: whether it was waited in vain.
+    fn poll_over(&mut self, calls: &Calls, cx: &mut Context<'_>) -> Poll<bool> {
+        loop {
+            ready!(self.until.as_mut().poll(cx));
+            match calls.latest() {
+                Latest::Admitted => return Poll::Ready(false),
+                Latest::Health(at) if at.elapsed() < FIRST_CALL_LIMIT => {
+                    self.until.as_mut().reset(Instant::from_std(at) + FIRST_CALL_LIMIT);
+                }
+                Latest::Health(_) | Latest::Nothing => return Poll::Ready(true),
+            }
+        }
+    }
 }
 
 /// A connection and who is at its other end.
 #[derive(Debug)]
 pub(super) struct Connection {
     transport: Transport,
-    peer: Peer,
-    /// Until the preface is there.
+    line: Line,
+    /// Until it may stay.
     awaited: Option<Awaited>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Peer;
+    type ConnectInfo = Line;
 
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
+    fn connect_info(&self) -> Line {
+        self.line.clone()
     }
 }
 
@@ -155,14 +265,20 @@ impl AsyncRead for Connection {
         let read = match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
             Transport::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Transport::Tls(tls) => match tls.poll_open(cx) {
+                Poll::Ready(Ok(stream)) => stream.poll_read(cx, buf),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            },
         };
-        let Some(awaited) = &mut self.awaited else { return read };
+        let this = &mut *self;
+        let Some(awaited) = &mut this.awaited else { return read };
+        awaited.arrived(buf.filled().len() - before);
         if read.is_pending() {
-            return awaited.until.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()));
-        }
-        awaited.bytes = awaited.bytes.saturating_sub(buf.filled().len() - before);
-        if awaited.bytes == 0 {
-            self.awaited = None;
+            if ready!(awaited.poll_over(&this.line.calls, cx)) {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            this.awaited = None;
         }
         read
     }
@@ -173,6 +289,7 @@ impl AsyncWrite for Connection {
         match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
             Transport::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_write(cx, buf),
         }
     }
 
@@ -184,6 +301,7 @@ impl AsyncWrite for Connection {
         match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Transport::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_write_vectored(cx, bufs),
         }
     }
 
@@ -191,6 +309,8 @@ impl AsyncWrite for Connection {
         match &self.transport {
             Transport::Unix(stream) => stream.is_write_vectored(),
             Transport::Tcp(stream) => stream.is_write_vectored(),
+            // As every TLS stream.
+            Transport::Tls(_) => true,
         }
     }
 
@@ -198,6 +318,7 @@ impl AsyncWrite for Connection {
         match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_flush(cx),
             Transport::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_flush(cx),
         }
     }
 
@@ -205,6 +326,9 @@ impl AsyncWrite for Connection {
         match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
             Transport::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            // Who has not begun is not told goodbye.
+            Transport::Tls(Tls::Open(stream)) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            Transport::Tls(Tls::Handshake { .. } | Tls::Failed) => Poll::Ready(Ok(())),
         }
     }
 }
@@ -223,7 +347,7 @@ mod tests {
         let unix = std::os::unix::net::UnixListener::bind(dir.path().join("sock")).expect("a socket");
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
         let address = tcp.local_addr().expect("an address");
-        (incoming(vec![unix.into(), tcp.into()], 1, per_kind).expect("both kinds"), dir, address)
+        (incoming(vec![unix.into(), tcp.into()], None, 1, per_kind).expect("both kinds"), dir, address)
     }
 
     async fn next(connections: &mut SelectAll<Connections>) -> Connection {
@@ -237,33 +361,58 @@ mod tests {
             (0..5).map(|_| std::net::TcpStream::connect(address).expect("at least queued")).collect();
         let (first, second) = (next(&mut connections).await, next(&mut connections).await);
         let _user = UnixStream::connect(dir.path().join("sock")).await.expect("connected");
-        assert!(matches!(next(&mut connections).await.peer, Peer::Unix { .. }));
+        assert!(matches!(next(&mut connections).await.line.peer, Peer::Unix { .. }));
         assert!(connections.next().now_or_never().is_none(), "a third stranger was let in");
         drop(first);
-        assert!(matches!(next(&mut connections).await.peer, Peer::Tcp(_)));
+        assert!(matches!(next(&mut connections).await.line.peer, Peer::Tcp { .. }));
         drop(second);
     }
 
+    /// A connection over which so many bytes of the preface have come.
+    async fn begun(sent: usize) -> (Connection, (TcpStream, SelectAll<Connections>, tempfile::TempDir)) {
+        let (mut connections, dir, address) = listen(2);
+        let mut stranger = TcpStream::connect(address).await.expect("connected");
+        let mut connection = next(&mut connections).await;
+        stranger.write_all(&PREFACE[..sent]).await.expect("sent");
+        let mut bytes = [0; PREFACE_BYTES];
+        connection.read_exact(&mut bytes[..sent]).await.expect("arrives");
+        assert_eq!(bytes[..sent], PREFACE[..sent]);
+        (connection, (stranger, connections, dir))
+    }
+
     #[tokio::test]
-    async fn who_does_not_begin_in_time_is_cut_off_and_who_does_is_not() {
-        for (sent, kept) in [(0, false), (PREFACE_BYTES - 1, false), (PREFACE_BYTES, true)] {
-            let (mut connections, _dir, address) = listen(2);
-            let mut stranger = TcpStream::connect(address).await.expect("connected");
-            let mut connection = next(&mut connections).await;
-            stranger.write_all(&PREFACE[..sent]).await.expect("sent");
-            let mut bytes = [0; PREFACE_BYTES];
-            connection.read_exact(&mut bytes[..sent]).await.expect("arrives");
-            assert_eq!(bytes[..sent], PREFACE[..sent]);
-            let Some(awaited) = &mut connection.awaited else {
-                assert!(kept, "{sent} bytes were enough");
-                continue;
-            };
-            assert!(!kept, "the whole preface was not enough");
-            assert!(awaited.until.deadline() <= tokio::time::Instant::now() + PREFACE_LIMIT);
+    async fn who_does_not_begin_or_call_in_time_is_cut_off() {
+        for (sent, limit) in [(0, BEGIN_LIMIT), (PREFACE_BYTES - 1, BEGIN_LIMIT), (PREFACE_BYTES, FIRST_CALL_LIMIT)] {
+            let before = Instant::now();
+            let (mut connection, _kept) = begun(sent).await;
+            let awaited = connection.awaited.as_mut().expect("no call was made");
+            let until = awaited.until.deadline();
+            assert!(until > before + limit / 2 && until <= Instant::now() + limit, "{sent} bytes");
             // From here on nothing comes, and the time is over.
-            awaited.until.as_mut().reset(tokio::time::Instant::now());
+            awaited.until.as_mut().reset(Instant::now());
             let error = connection.read_u8().await.expect_err("nothing came");
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
+    }
+
+    #[tokio::test]
+    async fn who_has_made_a_call_stays_and_who_asks_for_health_stays_a_while() {
+        let over = |connection: &mut Connection| {
+            // Before this process began: the timer need not turn to see it.
+            let long_over = Instant::now() - FIRST_CALL_LIMIT;
+            connection.awaited.as_mut().expect("waited for").until.as_mut().reset(long_over);
+        };
+        let (mut connection, _kept) = begun(PREFACE_BYTES).await;
+        connection.line.calls.note(Latest::Health(std::time::Instant::now()));
+        over(&mut connection);
+        assert!(connection.read_u8().now_or_never().is_none(), "it was cut off");
+        let until = connection.awaited.as_ref().expect("waited for").until.deadline();
+        assert!(until > Instant::now() + FIRST_CALL_LIMIT / 2, "a check of health gives it its time again");
+
+        connection.line.calls.note(Latest::Admitted);
+        connection.line.calls.note(Latest::Health(std::time::Instant::now()));
+        over(&mut connection);
+        assert!(connection.read_u8().now_or_never().is_none(), "it was cut off");
+        assert!(connection.awaited.is_none(), "nothing is waited for any more");
     }
 }

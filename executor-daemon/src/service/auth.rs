@@ -1,17 +1,24 @@
 //! Who is calling.
 //!
-//! A peer on a Unix socket is known by its uid, which the kernel vouches for; one on TCP by a bearer token. Both are the
-//! one tenant `default` so far. A Unix peer that descends from one of the daemon's own commands is refused whatever its
+//! A peer on a Unix socket is known by its uid, which the kernel vouches for; one on TCP by a bearer token, or by the names in
+//! the certificate that it has shown in TLS. Each of them is of one tenant. A Unix peer that descends from one of the daemon's own commands is refused whatever its
 //! uid: where commands run as the daemon's user, the socket's mode would let them in.
 
-use std::{fmt, fs, net::SocketAddr};
+use std::{
+    fmt, fs,
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+};
 
 use executor_proto::error::ExecutorError;
 use http::{HeaderMap, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::ids::TenantId;
+use crate::{
+    config::{CertificateNames, KnownTenant},
+    ids::TenantId,
+};
 
 /// A token as the server keeps it: its SHA-256, so that tokens of any length compare in the same time and none can be
 /// read from memory.
@@ -26,8 +33,11 @@ pub(crate) fn digest(token: &[u8]) -> TokenDigest {
     Sha256::digest(token).into()
 }
 
-/// The other end of a connection, as the kernel tells it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The names in the certificate that a peer has shown, once the TLS handshake is over; without a certificate it is never set.
+pub(crate) type Certificate = Arc<OnceLock<Vec<String>>>;
+
+/// The other end of a connection, as the kernel and TLS tell it.
+#[derive(Debug, Clone)]
 pub(crate) enum Peer {
     /// On a Unix socket. `uid` is `None` where the kernel does not say.
     Unix {
@@ -37,7 +47,12 @@ pub(crate) enum Peer {
         origin: Origin,
     },
     /// On TCP.
-    Tcp(Option<SocketAddr>),
+    Tcp {
+        /// From where.
+        address: SocketAddr,
+        /// What it has shown. Checked: the daemon's client CA has signed it.
+        certificate: Certificate,
+    },
 }
 
 impl fmt::Display for Peer {
@@ -45,8 +60,10 @@ impl fmt::Display for Peer {
         match self {
             Self::Unix { uid: Some(uid), .. } => write!(f, "unix uid {uid}"),
             Self::Unix { uid: None, .. } => f.write_str("unix"),
-            Self::Tcp(Some(address)) => write!(f, "tcp {address}"),
-            Self::Tcp(None) => f.write_str("tcp"),
+            Self::Tcp { address, certificate } => match certificate.get() {
+                Some(names) => write!(f, "tcp {address} ({})", Names(names)),
+                None => write!(f, "tcp {address}"),
+            },
         }
     }
 }
@@ -96,46 +113,123 @@ fn parent_of(pid: u32) -> Option<u32> {
     after_name.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// Names from a certificate, for people: few and short ones, since whoever made it chose them.
+struct Names<'a>(&'a [String]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_NAMES: usize = 4;
+        const MAX_CHARS: usize = 128;
+
+        let short = |name: &String| name.escape_debug().take(MAX_CHARS).collect::<String>();
+        f.write_str(&self.0.iter().take(MAX_NAMES).map(short).collect::<Vec<_>>().join(", "))
+    }
+}
+
 /// Decides who may call.
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
-    daemon_uid: u32,
-    tokens: Vec<TokenDigest>,
+    tenants: Vec<KnownTenant>,
+}
+
+/// Whose a certificate is.
+enum Holder<'a> {
+    /// This tenant's.
+    Of(&'a KnownTenant),
+    /// None was shown.
+    Nobody,
+    /// Of no tenant.
+    Unknown,
+    /// Its names are those of several tenants.
+    Several,
 }
 
 impl Gate {
-    pub(crate) fn new(daemon_uid: u32, tokens: Vec<TokenDigest>) -> Self {
-        Self { daemon_uid, tokens }
+    /// No two tenants share a token, a name or a uid.
+    pub(crate) fn new(tenants: Vec<KnownTenant>) -> Self {
+        Self { tenants }
     }
 
     /// The tenant that a call is of.
     pub(crate) fn admit(&self, peer: &Peer, headers: &HeaderMap) -> Result<TenantId, ExecutorError> {
-        let refused = |reason: String| Err(ExecutorError::Refused { reason });
-        match peer {
-            Peer::Unix { uid, origin } => match (uid, origin) {
-                (None, _) => refused("the kernel does not say whose connection this is".to_owned()),
-                (Some(uid), _) if *uid != self.daemon_uid && *uid != 0 => {
-                    refused(format!("this socket serves uid {}, the caller is uid {uid}", self.daemon_uid))
-                }
-                (Some(_), Origin::Command) => refused("the caller is one of this executor's own commands".to_owned()),
-                (Some(_), Origin::Unknown) => {
-                    refused("the process that connected cannot be looked at; connect from a live process".to_owned())
-                }
-                (Some(_), Origin::Elsewhere) => Ok(TenantId::default_tenant()),
-            },
-            Peer::Tcp(_) => match bearer(headers) {
-                None => refused("no token: send it as `authorization: Bearer TOKEN`".to_owned()),
-                Some(token) if self.knows(token) => Ok(TenantId::default_tenant()),
-                Some(_) => refused("the token is not known".to_owned()),
-            },
+        let admitted = match peer {
+            Peer::Unix { uid, origin } => self.on_unix(*uid, *origin),
+            Peer::Tcp { certificate, .. } => {
+                let names = certificate.get().map_or(&[][..], Vec::as_slice);
+                self.on_tcp(bearer(headers), names)
+            }
+        };
+        match admitted {
+            Ok(tenant) => Ok(TenantId(tenant.name.clone())),
+            Err(reason) => Err(ExecutorError::Refused { reason }),
         }
     }
 
-    /// Compares with every token, in a time that depends on their number only.
-    fn knows(&self, token: &[u8]) -> bool {
+    fn on_unix(&self, uid: Option<u32>, origin: Origin) -> Result<&KnownTenant, String> {
+        let Some(uid) = uid else { return Err("the kernel does not say whose connection this is".to_owned()) };
+        let Some(tenant) = self.tenants.iter().find(|tenant| tenant.peer_uids.contains(&uid)) else {
+            return Err(match &self.tenants[..] {
+                [KnownTenant { peer_uids, .. }] if !peer_uids.is_empty() => {
+                    format!("this socket serves uid {}, the caller is uid {uid}", peer_uids[0])
+                }
+                _ => format!("this socket does not serve uid {uid}"),
+            });
+        };
+        match origin {
+            Origin::Command => Err("the caller is one of this executor's own commands".to_owned()),
+            Origin::Unknown => {
+                Err("the process that connected cannot be looked at; connect from a live process".to_owned())
+            }
+            Origin::Elsewhere => Ok(tenant),
+        }
+    }
+
+    fn on_tcp(&self, token: Option<&[u8]>, names: &[String]) -> Result<&KnownTenant, String> {
+        let holder = self.holder(names);
+        let Some(token) = token else {
+            return match holder {
+                Holder::Of(tenant) => Ok(tenant),
+                Holder::Nobody => Err("no token: send it as `authorization: Bearer TOKEN`".to_owned()),
+                Holder::Unknown => Err(format!("no tenant has the name in the certificate ({})", Names(names))),
+                Holder::Several => Err("the names in the certificate are those of several tenants".to_owned()),
+            };
+        };
+        let Some(tenant) = self.known_by(token) else { return Err("the token is not known".to_owned()) };
+        match holder {
+            Holder::Of(other) if other.name != tenant.name => {
+                Err("the token and the certificate are of different tenants".to_owned())
+            }
+            Holder::Several => Err("the names in the certificate are those of several tenants".to_owned()),
+            Holder::Of(_) | Holder::Nobody | Holder::Unknown => Ok(tenant),
+        }
+    }
+
+    fn holder(&self, names: &[String]) -> Holder<'_> {
+        if names.is_empty() {
+            return Holder::Nobody;
+        }
+        let has = |tenant: &&KnownTenant| match &tenant.certificates {
+            CertificateNames::Any => true,
+            CertificateNames::These(known) => names.iter().any(|name| known.contains(name)),
+        };
+        let mut holders = self.tenants.iter().filter(has);
+        match (holders.next(), holders.next()) {
+            (None, _) => Holder::Unknown,
+            (Some(tenant), None) => Holder::Of(tenant),
+            (Some(_), Some(_)) => Holder::Several,
+        }
+    }
+
+    /// Compares with every token of every tenant, in a time that depends on their number only.
+    fn known_by(&self, token: &[u8]) -> Option<&KnownTenant> {
         let presented = digest(token);
-        let found = self.tokens.iter().fold(Choice::from(0), |found, known| found | presented.ct_eq(known));
-        found.into()
+        let mut found = 0_u32;
+        for (place, tenant) in (1_u32..).zip(&self.tenants) {
+            for known in &tenant.tokens {
+                found.conditional_assign(&place, presented.ct_eq(known));
+            }
+        }
+        self.tenants.get(usize::try_from(found).ok()?.checked_sub(1)?)
     }
 }
 
@@ -151,39 +245,111 @@ mod tests {
 
     use super::*;
 
+    fn tenant(name: &str, tokens: &[&str], certificates: CertificateNames, peer_uids: &[u32]) -> KnownTenant {
+        let tokens = tokens.iter().map(|token| digest(token.as_bytes())).collect();
+        KnownTenant { name: name.to_owned(), tokens, certificates, peer_uids: peer_uids.to_vec() }
+    }
+
+    /// Without tenants in the configuration.
     fn gate() -> Gate {
-        Gate::new(1000, vec![digest(b"first-token-of-two"), digest(b"second-token-of-two")])
+        let tokens = ["first-token-of-two", "second-token-of-two"];
+        Gate::new(vec![tenant("default", &tokens, CertificateNames::Any, &[1000, 0])])
+    }
+
+    /// With two.
+    fn two() -> Gate {
+        let these = |name: &str| CertificateNames::These(vec![name.to_owned(), format!("other.{name}")]);
+        Gate::new(vec![
+            tenant("default", &["the-operator-s-token"], CertificateNames::These(vec![]), &[0]),
+            tenant("a", &["token-of-tenant-a", "next-token-of-tenant-a"], these("a.x"), &[1000]),
+            tenant("b", &["token-of-tenant-b"], these("b.x"), &[1001, 1002]),
+        ])
     }
 
     fn authorization(value: &'static str) -> HeaderMap {
         HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))])
     }
 
-    fn reason(peer: Peer, headers: &HeaderMap) -> String {
-        match gate().admit(&peer, headers) {
+    fn tcp(names: Option<&[&str]>) -> Peer {
+        let certificate = Certificate::default();
+        if let Some(names) = names {
+            certificate.set(names.iter().map(|name| (*name).to_owned()).collect()).expect("it is new");
+        }
+        Peer::Tcp { address: ([127, 0, 0, 1], 1).into(), certificate }
+    }
+
+    fn reason_of(gate: &Gate, peer: &Peer, headers: &HeaderMap) -> String {
+        match gate.admit(peer, headers) {
             Err(ExecutorError::Refused { reason }) => reason,
             other => panic!("admitted or failed otherwise: {other:?}"),
         }
     }
 
+    fn reason(peer: &Peer, headers: &HeaderMap) -> String {
+        reason_of(&gate(), peer, headers)
+    }
+
     #[test]
     fn on_tcp_only_a_known_token_opens() {
         for good in ["Bearer first-token-of-two", "bearer second-token-of-two", "Bearer  second-token-of-two "] {
-            assert_eq!(gate().admit(&Peer::Tcp(None), &authorization(good)), Ok(TenantId::default_tenant()), "{good}");
+            assert_eq!(gate().admit(&tcp(None), &authorization(good)), Ok(TenantId::default_tenant()), "{good}");
         }
         for bad in ["Bearer first-token-of-tw", "Bearer ", "Bearer first-token-of-two!"] {
-            assert_eq!(reason(Peer::Tcp(None), &authorization(bad)), "the token is not known", "{bad}");
+            assert_eq!(reason(&tcp(None), &authorization(bad)), "the token is not known", "{bad}");
         }
         for none in ["", "Basic first-token-of-two", "Bearer", "first-token-of-two"] {
-            assert!(reason(Peer::Tcp(None), &authorization(none)).starts_with("no token"), "{none}");
+            assert!(reason(&tcp(None), &authorization(none)).starts_with("no token"), "{none}");
         }
-        assert!(reason(Peer::Tcp(None), &HeaderMap::new()).starts_with("no token"));
+        assert!(reason(&tcp(None), &HeaderMap::new()).starts_with("no token"));
     }
 
     #[test]
     fn without_tokens_nothing_opens_tcp() {
-        let gate = Gate::new(1000, Vec::new());
-        assert!(gate.admit(&Peer::Tcp(None), &authorization("Bearer first-token-of-two")).is_err());
+        let gate = Gate::new(vec![tenant("default", &[], CertificateNames::Any, &[1000])]);
+        assert!(gate.admit(&tcp(None), &authorization("Bearer first-token-of-two")).is_err());
+    }
+
+    #[test]
+    fn a_certificate_opens_where_there_is_one_tenant_and_a_wrong_token_beside_it_does_not() {
+        assert_eq!(gate().admit(&tcp(Some(&["x"])), &HeaderMap::new()), Ok(TenantId::default_tenant()));
+        let wrong = authorization("Bearer third-token-of-two");
+        assert_eq!(reason(&tcp(Some(&["x"])), &wrong), "the token is not known");
+        // One in which nothing can be read names nobody.
+        assert!(reason(&tcp(Some(&[])), &HeaderMap::new()).starts_with("no token"));
+    }
+
+    #[test]
+    fn tokens_names_and_users_are_each_of_one_tenant() {
+        let admitted = |peer: &Peer, token: Option<&'static str>| {
+            let headers = token.map(authorization).unwrap_or_default();
+            two().admit(peer, &headers).map(|tenant| tenant.0).map_err(|_refused| ())
+        };
+        let of = |name: &str| Ok(name.to_owned());
+        for (token, tenant) in [
+            ("Bearer the-operator-s-token", "default"),
+            ("Bearer token-of-tenant-a", "a"),
+            ("Bearer next-token-of-tenant-a", "a"),
+            ("Bearer token-of-tenant-b", "b"),
+        ] {
+            assert_eq!(admitted(&tcp(None), Some(token)), of(tenant));
+            assert_eq!(admitted(&tcp(Some(&["nobody.x"])), Some(token)), of(tenant), "a name that says nothing");
+        }
+        assert_eq!(admitted(&tcp(Some(&["z", "b.x"])), None), of("b"));
+        assert_eq!(admitted(&tcp(Some(&["a.x"])), Some("Bearer token-of-tenant-a")), of("a"));
+        let unix = |uid| Peer::Unix { uid: Some(uid), origin: Origin::Elsewhere };
+        for (uid, tenant) in [(0, "default"), (1000, "a"), (1001, "b"), (1002, "b")] {
+            assert_eq!(admitted(&unix(uid), None), of(tenant));
+        }
+        for (peer, token, says) in [
+            (tcp(Some(&["nobody.x"])), None, "no tenant has the name in the certificate (nobody.x)"),
+            (tcp(Some(&["a.x", "b.x"])), None, "the names in the certificate are those of several tenants"),
+            (tcp(Some(&["a.x", "b.x"])), Some("Bearer token-of-tenant-a"), "the names in the certificate are"),
+            (tcp(Some(&["a.x"])), Some("Bearer token-of-tenant-b"), "the token and the certificate are of different"),
+            (unix(1003), None, "this socket does not serve uid 1003"),
+        ] {
+            let reason = reason_of(&two(), &peer, &token.map(authorization).unwrap_or_default());
+            assert!(reason.starts_with(says), "{reason}");
+        }
     }
 
     #[test]
@@ -194,12 +360,12 @@ mod tests {
             assert!(gate().admit(&unix(Some(uid), Origin::Elsewhere), &none).is_ok(), "{uid}");
         }
         assert_eq!(
-            reason(unix(Some(1001), Origin::Elsewhere), &authorization("Bearer first-token-of-two")),
+            reason(&unix(Some(1001), Origin::Elsewhere), &authorization("Bearer first-token-of-two")),
             "this socket serves uid 1000, the caller is uid 1001"
         );
-        assert!(reason(unix(None, Origin::Elsewhere), &none).contains("does not say"));
-        assert!(reason(unix(Some(1000), Origin::Command), &none).contains("own commands"));
-        assert!(reason(unix(Some(1000), Origin::Unknown), &none).contains("live process"));
+        assert!(reason(&unix(None, Origin::Elsewhere), &none).contains("does not say"));
+        assert!(reason(&unix(Some(1000), Origin::Command), &none).contains("own commands"));
+        assert!(reason(&unix(Some(1000), Origin::Unknown), &none).contains("live process"));
     }
 
     #[test]

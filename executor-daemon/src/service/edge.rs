@@ -9,10 +9,11 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
+    time::Instant,
 };
 
 use executor_proto::error::ExecutorError;
@@ -27,6 +28,46 @@ use super::{
 
 /// The service that containers and load balancers ask, without a token.
 const HEALTH: &str = "/grpc.health.v1.Health/";
+
+/// A connection, as each of its requests knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    /// Who is at its other end.
+    pub(crate) peer: Peer,
+    /// What came over it.
+    pub(crate) calls: Calls,
+}
+
+/// What has come over a connection, for whoever decides how long it may stay.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Calls(Arc<Mutex<Latest>>);
+
+/// The most that is known for the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Latest {
+    /// Nothing but calls that were refused, if any.
+    #[default]
+    Nothing,
+    /// A check of health, which anybody may make.
+    Health(Instant),
+    /// A call that was admitted.
+    Admitted,
+}
+
+impl Calls {
+    /// The most so far.
+    pub(crate) fn latest(&self) -> Latest {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another one has come.
+    pub(crate) fn note(&self, call: Latest) {
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *latest != Latest::Admitted {
+            *latest = call;
+        }
+    }
+}
 
 /// Makes [`Edge`]s.
 #[derive(Debug, Clone)]
@@ -48,16 +89,23 @@ impl EdgeLayer {
     /// Whether a request may go on; its tenant is put into it.
     fn enter(&self, request: &mut Request<Body>) -> Result<(), ExecutorError> {
         let path = request.uri().path();
+        let line = request.extensions().get::<Line>();
         if path.starts_with(HEALTH) {
+            if let Some(line) = line {
+                line.calls.note(Latest::Health(Instant::now()));
+            }
             return Ok(());
         }
-        let admitted = match request.extensions().get::<Peer>() {
-            Some(peer) => self.gate.admit(peer, request.headers()).inspect_err(|error| {
+        let admitted = match line {
+            Some(Line { peer, .. }) => self.gate.admit(peer, request.headers()).inspect_err(|error| {
                 tracing::warn!(%peer, path = %path.chars().take(MAX_LOGGED_PATH_CHARS).collect::<String>(), reason = %error, "refused");
             }),
             None => Err(ExecutorError::Internal { problem: "a connection without a peer".to_owned() }),
         };
         let tenant = admitted?;
+        if let Some(line) = line {
+            line.calls.note(Latest::Admitted);
+        }
         if self.stopping.load(Ordering::Acquire) {
             return Err(ExecutorError::Stopping);
         }

@@ -19,7 +19,7 @@ use clap::{Args, Parser};
     after_help = "\
 The endpoint is taken from --endpoint, else EXECUTOR_ENDPOINT, else the config file \
 $XDG_CONFIG_HOME/tool-client/config.toml (~/.config/tool-client/config.toml), whose keys are endpoint, \
-token_file and owner.
+token_file, ca_file, cert_file, key_file and owner.
 
 Exit codes: the command's own; 128+n when it died of signal n; 124 when it timed out; 125 for failures of \
 tool-client itself; 64 for usage; 130 after Ctrl-C.
@@ -27,6 +27,7 @@ tool-client itself; 64 for usage; 130 after Ctrl-C.
 Examples:
   tool-client bash 'uname -a'
   tool-client --endpoint unix:/run/executor.sock bash 'make test' --timeout 5m
+  tool-client --endpoint https://daemon:7700 --ca ca.crt --cert me.crt --key me.key ps
   tool-client --endpoint http://daemon:7070 --token-file /run/secrets/token ps"
 )]
 pub struct Arguments {
@@ -40,12 +41,21 @@ pub struct Arguments {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Where and for whom")]
 pub(super) struct Global {
-    /// Where the executor is: unix:/path or http://host:port
+    /// Where the executor is: unix:/path, https://host:port, or on a private network http://host:port
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(super) endpoint: Option<OsString>,
     /// File whose first line is the token that the daemon knows you by; else EXECUTOR_TOKEN_FILE
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
+    /// For https://: file with the CA that has signed the daemon's certificate (PEM); else EXECUTOR_CA_FILE
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) ca: Option<PathBuf>,
+    /// For https://: file with the certificate that the daemon knows you by (PEM); else EXECUTOR_CERT_FILE
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) cert: Option<PathBuf>,
+    /// File with the private key of that certificate (PEM); else EXECUTOR_KEY_FILE
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) key: Option<PathBuf>,
     /// The session that the call is made for: it owns the tasks that it starts. Not given: no session
     #[arg(long, global = true, value_name = "ID")]
     pub(super) owner: Option<String>,

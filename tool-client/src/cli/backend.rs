@@ -48,11 +48,13 @@ impl Backend {
     pub(super) fn remote(settings: &Settings) -> Option<Self> {
         let endpoint = settings.endpoint.as_ref()?;
         Some(Self {
-            executor: Arc::new(RemoteExecutor::new(endpoint, settings.token.clone())),
+            executor: Arc::new(RemoteExecutor::new(endpoint, settings.access.clone())),
             owner: settings.owner.clone(),
             place: match endpoint {
                 Endpoint::Unix(_) => Place::Unix,
-                Endpoint::Tcp { .. } => Place::Tcp { has_token: settings.token.is_some() },
+                Endpoint::Tls { .. } | Endpoint::Tcp { .. } => {
+                    Place::Tcp { has_token: settings.access.token.is_some() }
+                }
             },
         })
     }

@@ -9,14 +9,14 @@ use std::{
 use executor_proto::types::OwnerId;
 
 use super::{Failure, arguments::Global};
-use crate::executor::connect::{Endpoint, Token};
+use crate::executor::connect::{Access, ClientFiles, ClientTls, Endpoint, Token};
 
 /// What a call is made with.
 #[derive(Debug)]
 pub(super) struct Settings {
     /// `None`: an embedded executor.
     pub(super) endpoint: Option<Endpoint>,
-    pub(super) token: Option<Token>,
+    pub(super) access: Access,
     pub(super) owner: Option<OwnerId>,
 }
 
@@ -24,14 +24,35 @@ pub(super) struct Settings {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Config {
     endpoint: Option<String>,
-    token_file: Option<PathBuf>,
+    files: Files,
     owner: Option<String>,
+}
+
+/// The files that say who we are and whom we trust, as one source names them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Files {
+    token: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Files {
+    /// Each of these, or where it is not named the other.
+    fn or(self, other: Self) -> Self {
+        Self {
+            token: self.token.or(other.token),
+            ca: self.ca.or(other.ca),
+            cert: self.cert.or(other.cert),
+            key: self.key.or(other.key),
+        }
+    }
 }
 
 /// Where settings other than flags come from.
 struct Surroundings {
     endpoint: Option<OsString>,
-    token_file: Option<OsString>,
+    files: Files,
     config: Option<PathBuf>,
 }
 
@@ -45,7 +66,12 @@ impl Surroundings {
             .or_else(|| set("HOME").map(|home| Path::new(&home).join(".config")));
         Self {
             endpoint: set("EXECUTOR_ENDPOINT"),
-            token_file: set("EXECUTOR_TOKEN_FILE"),
+            files: Files {
+                token: set("EXECUTOR_TOKEN_FILE").map(PathBuf::from),
+                ca: set("EXECUTOR_CA_FILE").map(PathBuf::from),
+                cert: set("EXECUTOR_CERT_FILE").map(PathBuf::from),
+                key: set("EXECUTOR_KEY_FILE").map(PathBuf::from),
+            },
             config: base.map(|base| base.join("tool-client/config.toml")),
         }
     }
@@ -71,16 +97,45 @@ impl Settings {
         let endpoint = endpoint.and_then(|(source, text)| {
             parse_endpoint(&text).map_err(|problem| problems.push(format!("{source}: {problem}"))).ok()
         });
-        let token_file = flags.token_file.or(surroundings.token_file.map(PathBuf::from)).or(config.token_file);
-        // An embedded executor knows its caller; a token that is set for others need not even be there.
-        let token = token_file
-            .filter(|_| endpoint.is_some())
-            .and_then(|path| Token::read(&path).map_err(|error| problems.push(error.to_string())).ok());
+        let of_flags = Files { token: flags.token_file, ca: flags.ca, cert: flags.cert, key: flags.key };
+        let files = of_flags.or(surroundings.files).or(config.files);
+        let access = endpoint.as_ref().map(|endpoint| access(endpoint, files, &mut problems)).unwrap_or_default();
         if !problems.is_empty() {
             return Err(Failure::Usage(problems.join("; ")));
         }
-        Ok(Self { endpoint, token, owner: flags.owner.or(config.owner).map(OwnerId) })
+        Ok(Self { endpoint, access, owner: flags.owner.or(config.owner).map(OwnerId) })
     }
+}
+
+/// What the files hold, as far as the endpoint has a use for it: an embedded executor knows its caller, and what is set for
+/// other endpoints need not even be there.
+fn access(endpoint: &Endpoint, files: Files, problems: &mut Vec<String>) -> Access {
+    let Files { token, ca, cert, key } = files;
+    let token = token.and_then(|path| Token::read(&path).map_err(|error| problems.push(error.to_string())).ok());
+    if !endpoint.is_tls() {
+        return Access { token, tls: None };
+    }
+    let identity = match (cert, key) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (Some(_), None) => {
+            problems.push("a certificate needs its key: --key FILE, EXECUTOR_KEY_FILE or key_file".to_owned());
+            None
+        }
+        (None, Some(_)) => {
+            problems.push("a key needs its certificate: --cert FILE, EXECUTOR_CERT_FILE or cert_file".to_owned());
+            None
+        }
+    };
+    let Some(ca) = ca else {
+        problems.push(format!(
+            "{endpoint}: https:// needs the CA that has signed the daemon's certificate: --ca FILE, EXECUTOR_CA_FILE or \
+             ca_file"
+        ));
+        return Access { token, tls: None };
+    };
+    let tls = ClientTls::read(&ClientFiles { ca, identity });
+    Access { token, tls: tls.map_err(|error| problems.push(error.to_string())).ok() }
 }
 
 fn parse_endpoint(text: &OsStr) -> Result<Endpoint, String> {
@@ -129,17 +184,25 @@ fn parse(text: &str, base: &Path, problems: &mut Vec<String>) -> Config {
                 }
                 true
             }
-            ("token_file", toml::Value::String(text)) if !text.is_empty() => {
-                config.token_file = Some(base.join(text));
+            ("token_file" | "ca_file" | "cert_file" | "key_file", toml::Value::String(text)) if !text.is_empty() => {
+                let file = match key.as_str() {
+                    "token_file" => &mut config.files.token,
+                    "ca_file" => &mut config.files.ca,
+                    "cert_file" => &mut config.files.cert,
+                    _ => &mut config.files.key,
+                };
+                *file = Some(base.join(text));
                 true
             }
             ("owner", toml::Value::String(text)) => {
                 config.owner = Some(text);
                 true
             }
-            ("endpoint" | "token_file" | "owner", _) => false,
+            ("endpoint" | "token_file" | "ca_file" | "cert_file" | "key_file" | "owner", _) => false,
             _ => {
-                problems.push(format!("unknown key {key:?}; known are endpoint, token_file and owner"));
+                problems.push(format!(
+                    "unknown key {key:?}; known are endpoint, token_file, ca_file, cert_file, key_file and owner"
+                ));
                 true
             }
         };
@@ -158,6 +221,10 @@ mod tests {
         Global { endpoint: endpoint.map(OsString::from), ..Global::default() }
     }
 
+    fn none() -> Files {
+        Files { token: Some("/none".into()), ..Files::default() }
+    }
+
     fn problems(failure: Failure) -> String {
         match failure {
             Failure::Usage(line) => line,
@@ -171,7 +238,7 @@ mod tests {
         let path = dir.path().join("config.toml");
         std::fs::write(&path, "endpoint = \"unix:/file\"\nowner = \"me\"\n").expect("written");
         let resolve = |flag, variable: Option<&str>, config| {
-            let surroundings = Surroundings { endpoint: variable.map(OsString::from), token_file: None, config };
+            let surroundings = Surroundings { endpoint: variable.map(OsString::from), files: Files::default(), config };
             Settings::from(flags(flag), surroundings).expect("all is right")
         };
         let file = || Some(path.clone());
@@ -190,32 +257,56 @@ mod tests {
         let path = dir.path().join("config.toml");
         std::fs::write(&path, "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\n")
             .expect("written");
-        let surroundings =
-            Surroundings { endpoint: None, token_file: Some("/none".into()), config: Some(path.clone()) };
+        let surroundings = Surroundings { endpoint: None, files: none(), config: Some(path.clone()) };
         let line = problems(Settings::from(flags(Some("https://x:1")), surroundings).expect_err("all is wrong"));
-        for part in ["ftp://x", "token_file must be", "owner must be", "unknown key \"timeout\"", "--endpoint", "TLS"] {
+        let parts =
+            ["ftp://x", "token_file must be", "owner must be", "unknown key \"timeout\"", "token file /none", "--ca"];
+        for part in parts {
             assert!(line.contains(part), "{part}: {line}");
         }
         assert!(!line.contains('\n'), "{line}");
 
         std::fs::write(&path, "owner = \"a\"\nendpoint = \n").expect("written");
-        let surroundings = Surroundings { endpoint: None, token_file: None, config: Some(path.clone()) };
+        let surroundings = Surroundings { endpoint: None, files: Files::default(), config: Some(path.clone()) };
         let line = problems(Settings::from(flags(None), surroundings).expect_err("it is no TOML"));
         assert!(line.contains("config.toml: line 2: ") && !line.contains('\n'), "{line}");
 
-        let surroundings = Surroundings { endpoint: None, token_file: None, config: Some(dir.path().to_owned()) };
+        let surroundings =
+            Surroundings { endpoint: None, files: Files::default(), config: Some(dir.path().to_owned()) };
         let line = problems(Settings::from(flags(None), surroundings).expect_err("it is a directory"));
         assert!(line.contains("directory"), "{line}");
     }
 
     #[test]
     fn a_token_file_matters_only_with_an_endpoint_and_is_relative_to_the_config_file() {
-        let surroundings = || Surroundings { endpoint: None, token_file: Some("/none".into()), config: None };
+        let surroundings = || Surroundings { endpoint: None, files: none(), config: None };
         assert!(Settings::from(flags(None), surroundings()).is_ok());
         let line = problems(Settings::from(flags(Some("unix:/x")), surroundings()).expect_err("no such file"));
         assert!(line.starts_with("token file /none: "), "{line}");
 
-        let config = parse("token_file = \"token\"", Path::new("/etc/x"), &mut Vec::new());
-        assert_eq!(config.token_file, Some(PathBuf::from("/etc/x/token")));
+        let text = "token_file = \"token\"\nca_file = \"ca\"\ncert_file = \"/c\"\nkey_file = \"key\"\n";
+        let config = parse(text, Path::new("/etc/x"), &mut Vec::new());
+        let path = |path: &str| Some(PathBuf::from(path));
+        let files =
+            Files { token: path("/etc/x/token"), ca: path("/etc/x/ca"), cert: path("/c"), key: path("/etc/x/key") };
+        assert_eq!(config.files, files);
+    }
+
+    #[test]
+    fn https_needs_a_ca_and_a_certificate_its_key_and_other_endpoints_neither() {
+        let surroundings = || Surroundings {
+            endpoint: None,
+            files: Files { ca: Some("/none/ca".into()), cert: Some("/none/cert".into()), ..Files::default() },
+            config: None,
+        };
+        for endpoint in [None, Some("unix:/x"), Some("http://x:1")] {
+            assert!(Settings::from(flags(endpoint), surroundings()).is_ok(), "{endpoint:?}");
+        }
+        let https =
+            |surroundings| problems(Settings::from(flags(Some("https://x:1")), surroundings).expect_err("wrong"));
+        let line = https(surroundings());
+        assert!(line.contains("--key FILE") && line.contains("CA file /none/ca: No such file"), "{line}");
+        let line = https(Surroundings { endpoint: None, files: Files::default(), config: None });
+        assert!(line.starts_with("https://x:1: https:// needs the CA") && line.contains("--ca FILE"), "{line}");
     }
 }

@@ -1,4 +1,4 @@
-//! Reaching an executor: endpoints, tokens, and the connection that tells whether a request can have arrived.
+//! Reaching an executor: endpoints, tokens, TLS, and the connection that tells whether a request can have arrived.
 //!
 //! A connection is made when the first call needs it and again when it was lost. What matters to the rest of the client is
 //! one fact about each request: was its message handed to a connection? A command of a request that was not cannot have
@@ -17,6 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
+pub use executor_proto::tls::{ClientFiles, ClientTls, ClientTlsError};
 use executor_proto::transport;
 use http::{HeaderValue, Uri, header::AUTHORIZATION};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -62,6 +63,13 @@ impl Default for Keepalive {
 pub enum Endpoint {
     /// A Unix socket, by its absolute path: `unix:/path` or `unix:///path`.
     Unix(PathBuf),
+    /// Over TCP with TLS: `https://host:port`. The executor's certificate must have that name.
+    Tls {
+        /// A name, an IPv4 address, or an IPv6 address without brackets.
+        host: String,
+        /// 1 to 65 535.
+        port: u16,
+    },
     /// Without encryption, over TCP: `http://host:port`.
     Tcp {
         /// A name, an IPv4 address, or an IPv6 address without brackets.
@@ -74,11 +82,8 @@ pub enum Endpoint {
 /// A text that is not an endpoint. Says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// TLS is not there yet.
-    #[error("endpoint {0:?}: TLS is not supported yet; use http://host:port on a private network, or unix:/path")]
-    Tls(String),
-    /// Anything else.
-    #[error("endpoint {0:?}: {1}; use unix:/path or http://host:port")]
+    /// It is of no kind that is known.
+    #[error("endpoint {0:?}: {1}; use unix:/path, https://host:port or, on a private network, http://host:port")]
     Malformed(String, &'static str),
 }
 
@@ -97,12 +102,9 @@ impl Endpoint {
                 _ => Ok(Self::Unix(PathBuf::from(path))),
             };
         }
-        if text.get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https://")) {
-            return Err(EndpointError::Tls(text.to_owned()));
-        }
         let Ok(uri) = text.parse::<Uri>() else { return malformed("it is neither a Unix socket nor a URL") };
-        let (Some("http"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-            return malformed("it is neither a Unix socket nor an http:// URL");
+        let (Some(scheme @ ("http" | "https")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return malformed("it is neither a Unix socket nor an https:// or http:// URL");
         };
         if authority.as_str().contains('@') {
             return malformed("a user name has no meaning here, the token is in a file");
@@ -114,17 +116,25 @@ impl Endpoint {
         match authority.port_u16() {
             _ if host.is_empty() => malformed("the host is missing"),
             None | Some(0) => malformed("the port is missing"),
+            Some(port) if scheme == "https" => Ok(Self::Tls { host, port }),
             Some(port) => Ok(Self::Tcp { host, port }),
         }
     }
 
     /// What requests name as their authority. A Unix socket has none; every server takes `localhost`.
     fn authority(&self) -> String {
-        match self {
-            Self::Unix(_) => "http://localhost".to_owned(),
-            Self::Tcp { host, port } if host.contains(':') => format!("http://[{host}]:{port}"),
-            Self::Tcp { host, port } => format!("http://{host}:{port}"),
-        }
+        let (scheme, host, port) = match self {
+            Self::Unix(_) => return "http://localhost".to_owned(),
+            Self::Tls { host, port } => ("https", host, port),
+            Self::Tcp { host, port } => ("http", host, port),
+        };
+        if host.contains(':') { format!("{scheme}://[{host}]:{port}") } else { format!("{scheme}://{host}:{port}") }
+    }
+
+    /// Whether it is reached with TLS.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tls { .. })
     }
 }
 
@@ -132,8 +142,24 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp { .. } => f.write_str(&self.authority()),
+            Self::Tls { .. } | Self::Tcp { .. } => f.write_str(&self.authority()),
         }
+    }
+}
+
+/// How a client shows who it is, and whom it trusts. The default is neither, which is enough for a Unix socket.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Sent with every call.
+    pub token: Option<Token>,
+    /// For `https://`, which cannot be connected to without: what the executor's certificate is checked against, and this
+    /// client's own certificate, if it has one.
+    pub tls: Option<ClientTls>,
+}
+
+impl From<Option<Token>> for Access {
+    fn from(token: Option<Token>) -> Self {
+        Self { token, tls: None }
     }
 }
 
@@ -268,16 +294,14 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Nothing is connected before the first call. Must be called inside a tokio runtime.
-    pub(super) fn new(
-        endpoint: &Endpoint,
-        token: Option<Token>,
-        connect_limit: Duration,
-        keepalive: Keepalive,
-    ) -> Self {
+    pub(super) fn new(endpoint: &Endpoint, access: Access, connect_limit: Duration, keepalive: Keepalive) -> Self {
+        let Access { token, tls } = access;
         let peer = Peer::default();
-        let connector = Connector::new(endpoint.clone(), connect_limit, peer.clone());
+        let connector = Connector::new(endpoint.clone(), tls, connect_limit, peer.clone());
         let connector = tower::service_fn(move |_: Uri| connector.clone().connect());
-        let channel = tonic::transport::Endpoint::from_shared(endpoint.authority())
+        // The connector speaks TLS where that is spoken, the library knows only of the connection inside.
+        let plain = endpoint.authority().replacen("https://", "http://", 1);
+        let channel = tonic::transport::Endpoint::from_shared(plain)
             .and_then(|builder| builder.user_agent(concat!("tool-client/", env!("CARGO_PKG_VERSION"))))
             .expect("a parsed endpoint and a constant name make a valid channel")
             .http2_keep_alive_interval(keepalive.interval)
@@ -355,12 +379,15 @@ mod tests {
     fn endpoints_that_are_understood() {
         let unix = Endpoint::Unix("/run/x.sock".into());
         let tcp = |host: &str, port| Endpoint::Tcp { host: host.to_owned(), port };
+        let tls = |host: &str, port| Endpoint::Tls { host: host.to_owned(), port };
         for (text, expected, shown) in [
             ("unix:/run/x.sock", unix.clone(), "unix:/run/x.sock"),
             ("unix:///run/x.sock", unix, "unix:/run/x.sock"),
             ("http://127.0.0.1:7070", tcp("127.0.0.1", 7070), "http://127.0.0.1:7070"),
             ("http://daemon:7070/", tcp("daemon", 7070), "http://daemon:7070"),
             ("http://[::1]:7070", tcp("::1", 7070), "http://[::1]:7070"),
+            ("https://daemon:7070", tls("daemon", 7070), "https://daemon:7070"),
+            ("HTTPS://[::1]:7070/", tls("::1", 7070), "https://[::1]:7070"),
         ] {
             let endpoint = Endpoint::parse(text).expect(text);
             assert_eq!(endpoint, expected, "{text}");
@@ -370,8 +397,6 @@ mod tests {
 
     #[test]
     fn endpoints_that_are_not_get_one_line_that_says_what_to_write() {
-        assert!(matches!(Endpoint::parse("https://daemon:1"), Err(EndpointError::Tls(_))));
-        assert!(matches!(Endpoint::parse("HTTPS://daemon:1"), Err(EndpointError::Tls(_))));
         for text in [
             "",
             "unix:",
@@ -389,9 +414,11 @@ mod tests {
             "http://daemon:1/?q",
             "ftp://daemon:1",
             "http://a b:1",
+            "https://daemon",
+            "https://daemon:1/path",
         ] {
             let error = Endpoint::parse(text).expect_err(text).to_string();
-            assert!(error.contains("use unix:/path or http://host:port") && !error.contains('\n'), "{error}");
+            assert!(error.contains("use unix:/path, https://host:port or") && !error.contains('\n'), "{error}");
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
     }

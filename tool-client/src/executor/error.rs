@@ -16,6 +16,11 @@ use super::{
 pub(super) enum Fault {
     /// It has one: the executor, or something before it, said no.
     Answer(ExecutorError),
+    /// One side does not trust the other: no request was read, and none would be the next time.
+    Untrusted {
+        /// Why, as people read it.
+        cause: String,
+    },
     /// The connection failed.
     Lost {
         /// Why, as people read it.
@@ -38,8 +43,10 @@ impl Fault {
         if let Some(error) = ExecutorError::from_status(status) {
             return Self::Answer(error);
         }
-        if let Some(failure) = find::<ConnectFailure>(status) {
-            return Self::Lost { cause: failure.to_string(), sent: false };
+        match find::<ConnectFailure>(status) {
+            Some(ConnectFailure::Untrusted(cause)) => return Self::Untrusted { cause: cause.clone() },
+            Some(ConnectFailure::Passing(cause)) => return Self::Lost { cause: cause.clone(), sent: false },
+            None => {}
         }
         match status.code() {
             Code::Unimplemented => Self::Answer(ExecutorError::UnsupportedVersion {
@@ -69,13 +76,26 @@ impl Fault {
     /// A peer that does not even speak HTTP/2 has read no request, nor has one that has closed without a word.
     pub(super) fn on_behalf_of(self, peer: &Peer) -> Self {
         match self {
+            Self::Lost { .. } if peer.is_tls() => {
+                Self::Untrusted { cause: "it speaks TLS; use https:// (and --ca)".to_owned() }
+            }
+            Self::Lost { cause, sent } => match peer.refusal() {
+                Some(cause) => Self::Untrusted { cause },
+                None => Self::Lost { cause, sent }.of_a_stranger(peer),
+            },
+            Self::Answer(_) | Self::Untrusted { .. } | Self::Silence { .. } => self,
+        }
+    }
+
+    fn of_a_stranger(self, peer: &Peer) -> Self {
+        match self {
             Self::Lost { .. } if peer.is_foreign() => {
                 Self::Answer(ExecutorError::UnsupportedVersion { speaks: "it does not speak HTTP/2".to_owned() })
             }
             Self::Lost { .. } if peer.is_mute() => {
                 Self::Lost { cause: "it closed the connection without a word".to_owned(), sent: false }
             }
-            Self::Answer(_) | Self::Lost { .. } | Self::Silence { .. } => self,
+            Self::Answer(_) | Self::Untrusted { .. } | Self::Lost { .. } | Self::Silence { .. } => self,
         }
     }
 
@@ -83,6 +103,7 @@ impl Fault {
     pub(super) fn reached(&self) -> Option<Reached> {
         match self {
             Self::Answer(_) => Some(Reached::Answered),
+            Self::Untrusted { .. } => Some(Reached::Untrusted),
             Self::Lost { sent: true, .. } => Some(Reached::NoAnswer),
             Self::Lost { sent: false, .. } => Some(Reached::NotSent),
             Self::Silence { .. } => None,
@@ -95,6 +116,10 @@ impl Fault {
         match self {
             Self::Lost { cause, .. } => Self::Lost { cause, sent: true },
             Self::Silence { after, .. } => Self::Silence { after, sent: true },
+            Self::Untrusted { .. } if rpc.effect() == Effect::Starts => {
+                Self::Answer(ExecutorError::OutcomeUnknown { reason: earlier.to_owned() })
+            }
+            Self::Untrusted { cause } => Self::Untrusted { cause },
             Self::Answer(
                 ExecutorError::Stopping
                 | ExecutorError::Refused { .. }
@@ -111,6 +136,7 @@ impl Fault {
     pub(super) fn into_error(self, rpc: Rpc, endpoint: &str) -> ExecutorError {
         let (cause, sent) = match self {
             Self::Answer(error) => return error,
+            Self::Untrusted { cause } => (cause, false),
             Self::Lost { cause, sent } => (cause, sent),
             Self::Silence { after, sent } => (format!("no answer within {}ms", after.as_millis()), sent),
         };

@@ -32,7 +32,7 @@ use tonic::{Request, Status, Streaming};
 
 use super::{
     Executor, OutputSink, backoff,
-    connect::{ConnectError, Endpoint, Keepalive, Peer, Sent, Token, Wire},
+    connect::{Access, ConnectError, Endpoint, Keepalive, Peer, Sent, Token, Wire},
     convert::{self, Malformed},
     error::Fault,
     retry::{self, Effect, Features, Reached, Rpc},
@@ -96,7 +96,8 @@ struct Known {
 }
 
 impl RemoteExecutor {
-    /// The executor at an endpoint that is given as text, as the holder of a token. Must be called inside a tokio runtime;
+    /// The executor at an endpoint that is given as text, as the holder of a token; not for `https://`, which needs a CA
+    /// ([`RemoteExecutor::new`]). Must be called inside a tokio runtime;
     /// connects nothing yet.
     ///
     /// # Errors
@@ -106,22 +107,28 @@ impl RemoteExecutor {
         Ok(Self::new(&Endpoint::parse(endpoint)?, token))
     }
 
-    /// The executor at an endpoint, as the holder of a token. Must be called inside a tokio runtime; connects nothing yet.
+    /// The executor at an endpoint, as the holder of a token or a certificate ([`Access`]). Must be called inside a tokio
+    /// runtime; connects nothing yet.
     #[must_use]
-    pub fn new(endpoint: &Endpoint, token: Option<Token>) -> Self {
-        Self::with_deadlines(endpoint, token, Deadlines::default())
+    pub fn new(endpoint: &Endpoint, access: impl Into<Access>) -> Self {
+        Self::with_deadlines(endpoint, access, Deadlines::default())
     }
 
     /// The same with other deadlines.
     #[must_use]
-    pub fn with_deadlines(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines) -> Self {
-        Self::with_times(endpoint, token, deadlines, Keepalive::default())
+    pub fn with_deadlines(endpoint: &Endpoint, access: impl Into<Access>, deadlines: Deadlines) -> Self {
+        Self::with_times(endpoint, access, deadlines, Keepalive::default())
     }
 
     /// The same with other deadlines and pings.
     #[must_use]
-    pub fn with_times(endpoint: &Endpoint, token: Option<Token>, deadlines: Deadlines, keepalive: Keepalive) -> Self {
-        let wire = Wire::new(endpoint, token, deadlines.connect, keepalive);
+    pub fn with_times(
+        endpoint: &Endpoint,
+        access: impl Into<Access>,
+        deadlines: Deadlines,
+        keepalive: Keepalive,
+    ) -> Self {
+        let wire = Wire::new(endpoint, access.into(), deadlines.connect, keepalive);
         let peer = wire.peer().clone();
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

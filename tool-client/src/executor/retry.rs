@@ -46,6 +46,9 @@ pub(super) enum Reached {
     NotSent,
     /// It may have arrived, and no answer came.
     NoAnswer,
+    /// One side does not trust the other's certificate, or only one of them speaks TLS: nothing arrived, nor would it the
+    /// next time.
+    Untrusted,
     /// The executor has said no.
     Answered,
 }
@@ -82,7 +85,7 @@ impl Rpc {
     /// The table.
     pub(super) const fn may_repeat(self, reached: Reached, features: Features) -> bool {
         match (reached, self) {
-            (Reached::Answered, _) => false,
+            (Reached::Answered | Reached::Untrusted, _) => false,
             (Reached::NotSent, _) => true,
             (Reached::NoAnswer, Self::Run | Self::StartTask) => features.resume,
             // Its run is known by the key, so a second one ends nothing else.
@@ -151,6 +154,7 @@ mod tests {
             for features in [none, all] {
                 assert!(rpc.may_repeat(Reached::NotSent, features), "{rpc:?}");
                 assert!(!rpc.may_repeat(Reached::Answered, features), "{rpc:?}");
+                assert!(!rpc.may_repeat(Reached::Untrusted, features), "{rpc:?}");
             }
         }
         // Each feature is about its own calls.

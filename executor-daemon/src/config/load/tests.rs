@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt};
 
 use super::*;
-use crate::config::{keys::KEYS, parse};
+use crate::config::{CertificateNames, KnownTenant, keys::KEYS, parse};
 
 /// A directory with files in it, removed at the end.
 struct Scene {
@@ -52,7 +52,14 @@ fn nothing_but_an_address_gives_the_defaults() {
     let environment = Settings::command_environment([("PATH".into(), "/bin".into())]);
     assert_eq!(daemon.server.engine, Settings::new(here.join("state"), here.to_owned(), environment));
     assert_eq!(daemon.listeners, [ListenAddress::Unix(here.join("x.sock"))]);
-    assert_eq!(daemon.server.tokens, Vec::<TokenDigest>::new());
+    let own = KnownTenant {
+        name: "default".to_owned(),
+        tokens: Vec::new(),
+        certificates: CertificateNames::Any,
+        peer_uids: if scene.around().uid == 0 { vec![0] } else { vec![scene.around().uid, 0] },
+    };
+    assert_eq!(daemon.server.tenants, [own]);
+    assert!(daemon.server.tls.is_none() && !daemon.sockets_are_shared);
     let decoded = ServerSettings::decode(&daemon.server.encode().expect("it can be handed over"));
     assert_eq!(decoded.expect("and taken"), daemon.server);
 }
@@ -71,7 +78,7 @@ fn the_file_holds_every_key_and_options_win_over_it() {
     let config = scene.dir.path().join("config.toml").display().to_string();
     let from_file = scene.load(&["--config", &config]).expect("a configuration");
     assert_eq!(from_file.listeners.len(), 2);
-    assert_eq!(from_file.server.tokens, [crate::service::auth::digest(b"0123456789abcdef")]);
+    assert_eq!(from_file.server.tenants[0].tokens, [crate::service::auth::digest(b"0123456789abcdef")]);
     assert_eq!(from_file.server.log, LogSettings { level: LogLevel::Trace, format: LogFormat::Json });
     let engine = &from_file.server.engine;
     let wanted = Settings {
@@ -156,8 +163,8 @@ fn every_mistake_is_reported_at_once() {
         "bad.toml: gracems = 3: unknown key; did you mean grace_ms?".to_owned(),
         format!("bad.toml: colour = \"red\": unknown key; the keys are {keys}"),
         "bad.toml: listen = 7: must be one or more texts".to_owned(),
-        "bad.toml: listen = \"https://0.0.0.0:1\": TLS is not supported yet; use tcp:HOST:PORT on a private network \
-         with --insecure, or unix:PATH"
+        "bad.toml: listen = \"https://0.0.0.0:1\": must be unix:PATH or tcp:HOST:PORT, which speaks TLS when \
+         --tls-cert-file is given"
             .to_owned(),
         "bad.toml: token_file = \"none\": cannot be read: No such file or directory (os error 2)".to_owned(),
         "bad.toml: default_workdir = \"none\": must be a directory that exists".to_owned(),
@@ -187,13 +194,116 @@ fn tcp_needs_tokens_and_beyond_loopback_a_word_for_it() {
     let problems = scene.load(&["--listen", "tcp:0.0.0.0:0", "--token-file", "token"]).expect_err("not insecure");
     assert_eq!(
         problems,
-        [
-            "--listen tcp:0.0.0.0:0: other hosts can reach it and nothing is encrypted; give --insecure if the network is \
-          private"
-        ]
+        ["--listen tcp:0.0.0.0:0: other hosts can reach it and nothing is encrypted; give --tls-cert-file and \
+          --tls-key-file (`executor-daemon init` makes them), or --insecure if the network is private"]
     );
     scene.load(&["--listen", "tcp:127.0.0.1:0", "--token-file", "token"]).expect("loopback needs no more");
     scene.load(&["--listen", "tcp:0.0.0.0:0", "--token-file", "token", "--insecure"]).expect("it was said");
+}
+
+/// The files that `init` makes, below `tls` of the scene's directory.
+fn with_certificates() -> (Scene, impl Fn(&str) -> String) {
+    let scene = Scene::new();
+    let dir = scene.dir.path().join("tls");
+    let options = crate::init::InitOptions { dir: dir.clone(), names: Vec::new(), tenants: Vec::new(), ca: None };
+    crate::init::init(&options).expect("made");
+    (scene, move |name: &str| dir.join(name).display().to_string())
+}
+
+#[test]
+fn tls_needs_a_caller_who_is_known_and_then_no_word_for_other_hosts() {
+    let (scene, tls) = with_certificates();
+    let (chain, key, ca) = (tls("server.crt"), tls("server.key"), tls("ca.crt"));
+    let pair = ["--listen", "tcp:0.0.0.0:0", "--tls-cert-file", &chain, "--tls-key-file", &key];
+    let with = |more: &[&str]| scene.load(&[&pair, more].concat());
+    let problems = with(&[]).expect_err("nobody is known");
+    assert!(
+        matches!(&problems[..], [one] if one.starts_with("--token-file: must be given to listen on TCP")),
+        "{problems:?}"
+    );
+    let required = |more: &[&str]| with(more).expect("closed").server.tls.expect("TLS").certificate_required;
+    assert!(!required(&["--token-file", "token"]));
+    assert!(required(&["--client-ca-file", &ca]), "nobody without a certificate");
+    assert!(!required(&["--client-ca-file", &ca, "--token-file", "token"]), "a token does too");
+}
+
+#[test]
+fn mistakes_in_tls_are_reported_at_once_each_where_it_is() {
+    let (scene, tls) = with_certificates();
+    let (chain, key, ca) = (tls("server.crt"), tls("server.key"), tls("ca.crt"));
+    let open = scene.dir.path().join("open.key");
+    fs::copy(&key, &open).expect("a copy");
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).expect("a mode");
+    let base = ["--listen", "tcp:0.0.0.0:0", "--token-file", "token"];
+    let wrong = |more: &[&str]| scene.load(&[&base, more].concat()).expect_err("it is wrong");
+    let problems = wrong(&["--tls-cert-file", &chain]);
+    assert!(problems.iter().any(|one| one.starts_with("--tls-key-file: must be given too")), "{problems:?}");
+    let problems = wrong(&["--client-ca-file", &ca]);
+    assert!(problems.iter().any(|one| one.starts_with("--tls-cert-file: must be given too")), "{problems:?}");
+    let problems = wrong(&["--tls-cert-file", "none", "--tls-key-file", "open.key", "--client-ca-file", "token"]);
+    let says = ["--tls-cert-file none: cannot be read", "--tls-key-file open.key: can be read by others (mode 0644)"];
+    assert_eq!(problems.len(), says.len(), "{problems:?}");
+    assert!(problems.iter().zip(says).all(|(problem, says)| problem.starts_with(says)), "{problems:?}");
+    let problems = wrong(&["--tls-cert-file", &chain, "--tls-key-file", "token", "--client-ca-file", "token"]);
+    let says = ["--tls-key-file token: holds no private key", "--client-ca-file token: holds no certificate"];
+    assert_eq!(problems.len(), says.len(), "{problems:?}");
+    assert!(problems.iter().zip(says).all(|(problem, says)| problem.starts_with(says)), "{problems:?}");
+    let problems = wrong(&["--tls-cert-file", &chain, "--tls-key-file", &tls("client.key")]);
+    assert!(problems[0].ends_with("tls/client.key: is not the certificate's"), "{problems:?}");
+}
+
+#[test]
+fn tenants_share_nothing_that_they_are_known_by() {
+    let (scene, tls) = with_certificates();
+    scene.file("a", "0123456789abcde-a\nnext-0123456789abcde-a\n");
+    scene.file("b", "0123456789abcde-b\n");
+    let ready = format!(
+        "listen = 'tcp:0.0.0.0:0'\ntls_cert_file = {:?}\ntls_key_file = {:?}\nclient_ca_file = {:?}\n",
+        tls("server.crt"),
+        tls("server.key"),
+        tls("ca.crt")
+    );
+    let load = |tenants: &str| {
+        let config = scene.file("config.toml", &format!("{ready}{tenants}"));
+        scene.load(&["--config", &config])
+    };
+    let daemon = load(
+        "[tenants.a]\ntoken_file = 'a'\ncertificate_names = 'A.x'\npeer_uids = 3000001\n\
+         [tenants.b]\ntoken_file = 'b'\ncertificate_names = ['b.x', 'B.y']\n",
+    )
+    .expect("closed");
+    assert!(daemon.sockets_are_shared, "another user is a tenant");
+    let names: Vec<_> =
+        daemon.server.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.tokens.len())).collect();
+    assert_eq!(names, [("default", 0), ("a", 2), ("b", 1)]);
+    assert_eq!(daemon.server.tenants[0].certificates, CertificateNames::These(vec![]), "who is not named is nobody");
+
+    // What is read again is checked again.
+    scene.file("b", "next-0123456789abcde-a\n");
+    let problems: Vec<_> = daemon.credentials.read().expect_err("shared").iter().map(ToString::to_string).collect();
+    assert!(matches!(&problems[..], [one] if one.ends_with("a token in it is also one of tenant a's")), "{problems:?}");
+    scene.file("b", "0123456789abcde-b\n");
+    daemon.credentials.read().expect("not shared");
+
+    let problems = load(
+        "token_file = 'b'\n[tenants.a]\ntoken_file = 'a'\ncertificate_names = 'x'\npeer_uids = [3000001]\n\
+         [tenants.b]\ntoken_file = 'b'\ncertificate_names = 'X'\npeer_uids = [3000002, 3000001]\n",
+    )
+    .expect_err("all three");
+    let ends =
+        ["a token in it is also one of tenant default's", "x is also tenant a's", "uid 3000001 is also tenant a's"];
+    assert_eq!(problems.len(), ends.len(), "{problems:?}");
+    for end in ends {
+        assert!(problems.iter().any(|problem| problem.ends_with(end)), "{end}: {problems:?}");
+    }
+}
+
+#[test]
+fn certificate_names_without_a_client_ca_are_a_mistake() {
+    let scene = Scene::new();
+    let config = scene.file("config.toml", "listen = 'unix:x'\n[tenants.a]\ncertificate_names = 'x'\n");
+    let problems = scene.load(&["--config", &config]).expect_err("nobody can show one");
+    assert!(matches!(&problems[..], [one] if one.ends_with("without --client-ca-file")), "{problems:?}");
 }
 
 #[test]

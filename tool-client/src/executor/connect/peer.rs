@@ -2,19 +2,21 @@
 //!
 //! A client sends its first request without waiting for the peer's first word. If that word is not HTTP/2's (a web server of
 //! another age, a login banner), or if it closes in order before any word, the request was read by nobody, and whoever made
-//! it can be told so. A reset alone proves nothing: it may have overtaken a word that was lost on the way.
+//! it can be told so. The same holds where its first word is that it refuses our TLS: a client learns only then whether its
+//! certificate was accepted. A reset alone proves nothing: it may have overtaken a word that was lost on the way.
 
 use std::{
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use executor_proto::tls;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Sleep, sleep},
@@ -28,22 +30,45 @@ const LAST_WORD_WITHIN: Duration = Duration::from_secs(1);
 /// What is known of the peer, over all connections: once it has spoken HTTP/2, a later connection's noise says nothing
 /// about earlier requests.
 #[derive(Debug, Clone, Default)]
-pub(in super::super) struct Peer(Arc<AtomicU8>);
+pub(in super::super) struct Peer(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    kind: AtomicU8,
+    /// Why the latest connection was refused in place of a first word.
+    refusal: Mutex<Option<String>>,
+}
 
 const UNKNOWN: u8 = 0;
 const MUTE: u8 = 1;
 const FOREIGN: u8 = 2;
-const HTTP2: u8 = 3;
+/// It has answered with a TLS alert: it waits for a handshake.
+const TLS: u8 = 3;
+const HTTP2: u8 = 4;
 
 impl Peer {
     /// It has spoken, and never HTTP/2.
     pub(in super::super) fn is_foreign(&self) -> bool {
-        self.0.load(Ordering::Acquire) == FOREIGN
+        self.0.kind.load(Ordering::Acquire) == FOREIGN
+    }
+
+    /// It has spoken TLS to us, who did not.
+    pub(in super::super) fn is_tls(&self) -> bool {
+        self.0.kind.load(Ordering::Acquire) == TLS
+    }
+
+    /// Why it has refused the latest connection before any other word, if it has.
+    pub(in super::super) fn refusal(&self) -> Option<String> {
+        self.0.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_refusal(&self, refusal: Option<String>) {
+        *self.0.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
     }
 
     /// It has never spoken, and has closed the latest connection in order.
     pub(in super::super) fn is_mute(&self) -> bool {
-        self.0.load(Ordering::Acquire) == MUTE
+        self.0.kind.load(Ordering::Acquire) == MUTE
     }
 
     /// What it says first; nothing, if it closes instead.
@@ -51,16 +76,21 @@ impl Peer {
         let kind = match first {
             [] => MUTE,
             first if could_begin_http2(first) => HTTP2,
+            first if first.starts_with(&TLS_ALERT) => TLS,
             _ => FOREIGN,
         };
-        self.0.fetch_max(kind, Ordering::AcqRel);
+        self.0.kind.fetch_max(kind, Ordering::AcqRel);
     }
 
     /// That a connection was closed without a word says nothing about the next one.
     fn connected(&self) {
-        let _other = self.0.compare_exchange(MUTE, UNKNOWN, Ordering::AcqRel, Ordering::Acquire);
+        self.set_refusal(None);
+        let _other = self.0.kind.compare_exchange(MUTE, UNKNOWN, Ordering::AcqRel, Ordering::Acquire);
     }
 }
+
+/// How a TLS server begins its answer to what is no handshake: the record of an alert, of any version.
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// A server's first frame is SETTINGS: a length of 24 bits, which is small, the type 4, no flag but ACK, stream 0.
 fn could_begin_http2(first: &[u8]) -> bool {
@@ -126,6 +156,13 @@ impl<T: AsyncRead + Unpin> AsyncRead for Heard<T> {
         let before = buf.filled().len();
         let has_room = buf.remaining() > 0;
         let read = Pin::new(&mut self.connection).poll_read(cx, buf);
+        if let Poll::Ready(Err(error)) = &read
+            && let Some(peer) = &self.peer
+            && let Some(refusal) = tls::refusal(error)
+        {
+            peer.set_refusal(Some(refusal));
+            self.peer = None;
+        }
         let new = &buf.filled()[before..];
         if has_room
             && matches!(read, Poll::Ready(Ok(())))
@@ -180,9 +217,15 @@ mod tests {
         for first in [&b"\0\0\x06\x04\0\0\0\0\0"[..], b"\0\0\0\x04\x01\0\0\0\0", b"\0\0"] {
             assert!(could_begin_http2(first), "{first:?}");
         }
-        for first in [&b"HTTP/1.1 "[..], b"SSH-2.0-O", b"\x15\x03\x01\0\x02\x02\x46", b"H"] {
+        for first in [&b"HTTP/1.1 "[..], b"SSH-2.0-O", b"H"] {
             assert!(!could_begin_http2(first), "{first:?}");
+            let peer = Peer::default();
+            peer.heard(first);
+            assert!(peer.is_foreign() && !peer.is_tls());
         }
+        let peer = Peer::default();
+        peer.heard(b"\x15\x03\x01\0\x02\x02\x46");
+        assert!(peer.is_tls() && !peer.is_foreign());
     }
 
     #[test]

@@ -60,8 +60,9 @@ pub(super) async fn attach(
             match remote.client.clone().run(attempt).await {
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) => {
-                    if let Fault::Answer(error) = Fault::of(&status, &sent).on_behalf_of(&remote.peer) {
-                        return Err(NotAttached::Answered(error));
+                    let fault = Fault::of(&status, &sent).on_behalf_of(&remote.peer);
+                    if let Fault::Answer(_) | Fault::Untrusted { .. } = fault {
+                        return Err(NotAttached::Answered(fault.into_error(Rpc::Run, &remote.endpoint)));
                     }
                 }
             }

@@ -32,7 +32,7 @@ pub(super) async fn reason(
     let lost_for = match (refusal, fault) {
         (NotAttached::LostFor(time), _) => *time,
         // It spoke, or it had its time: there is nothing to ask it.
-        (NotAttached::NotOffered, Fault::Answer(_)) => window,
+        (NotAttached::NotOffered, Fault::Answer(_) | Fault::Untrusted { .. }) => window,
         (NotAttached::NotOffered, Fault::Silence { after, .. }) => window.max(*after),
         (NotAttached::NotOffered, Fault::Lost { .. }) | (NotAttached::Answered(_), _) => {
             match tokio::time::timeout(BACK_WITHIN.min(remote.deadlines.call), back(remote)).await {
