@@ -51,7 +51,8 @@ const EXIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Runs the daemon: becomes its keeper, starts the server, and returns when a signal has ended it.
 ///
-/// Must be called with one thread. It parses nothing: what can be wrong with the options was checked before.
+/// Must be called with one thread. It parses nothing but the files of [`Renewal`], on SIGHUP: what can be wrong with the options was
+/// checked before.
 #[must_use]
 pub fn serve(options: KeeperOptions) -> ExitCode {
     let served = match init::split() {

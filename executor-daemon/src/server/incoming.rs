@@ -251,6 +251,22 @@ pub(super) struct Connection {
     _permit: OwnedSemaphorePermit,
 }
 
+impl Connection {
+    /// What was done, or that the peer's time is over. Asked wherever the serving task may come to wait: before the handshake
+    /// is over it wants to write.
+    fn unless_overdue<T>(&mut self, cx: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if done.is_pending()
+            && let Some(awaited) = &mut self.awaited
+        {
+            if ready!(awaited.poll_over(&self.line.calls, cx)) {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            self.awaited = None;
+        }
+        done
+    }
+}
+
 impl Connected for Connection {
     type ConnectInfo = Line;
 
@@ -271,26 +287,25 @@ impl AsyncRead for Connection {
                 Poll::Pending => Poll::Pending,
             },
         };
-        let this = &mut *self;
-        let Some(awaited) = &mut this.awaited else { return read };
-        awaited.arrived(buf.filled().len() - before);
-        if read.is_pending() {
-            if ready!(awaited.poll_over(&this.line.calls, cx)) {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            this.awaited = None;
+        if let Some(awaited) = &mut self.awaited {
+            awaited.arrived(buf.filled().len() - before);
         }
-        read
+        self.unless_overdue(cx, read)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.transport {
+        let written = match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
             Transport::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_write(cx, buf),
-        }
+            Transport::Tls(tls) => match tls.poll_open(cx) {
+                Poll::Ready(Ok(stream)) => stream.poll_write(cx, buf),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            },
+        };
+        self.unless_overdue(cx, written)
     }
 
     fn poll_write_vectored(
@@ -298,11 +313,16 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.transport {
+        let written = match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Transport::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_write_vectored(cx, bufs),
-        }
+            Transport::Tls(tls) => match tls.poll_open(cx) {
+                Poll::Ready(Ok(stream)) => stream.poll_write_vectored(cx, bufs),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            },
+        };
+        self.unless_overdue(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -315,11 +335,16 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.transport {
+        let flushed = match &mut self.transport {
             Transport::Unix(stream) => Pin::new(stream).poll_flush(cx),
             Transport::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Transport::Tls(tls) => ready!(tls.poll_open(cx))?.poll_flush(cx),
-        }
+            Transport::Tls(tls) => match tls.poll_open(cx) {
+                Poll::Ready(Ok(stream)) => stream.poll_flush(cx),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            },
+        };
+        self.unless_overdue(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -393,6 +418,32 @@ mod tests {
             let error = connection.read_u8().await.expect_err("nothing came");
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
+    }
+
+    /// The library writes first, so a handshake that stands still is noticed there too.
+    #[tokio::test]
+    async fn a_handshake_that_stands_still_is_over_in_time_for_who_writes_too() {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let chain = rcgen::CertificateParams::default().self_signed(&key).expect("signed").pem();
+        let tls = tls::ServerTls {
+            chain: chain.into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+            client_ca: None,
+            certificate_required: false,
+        };
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let address = socket.local_addr().expect("an address");
+        let acceptor = tls.acceptor().expect("it is good");
+        let mut connections = incoming(vec![socket.into()], Some(acceptor), 1, 2).expect("listening");
+        let _stranger = TcpStream::connect(address).await.expect("connected");
+        let mut connection = next(&mut connections).await;
+        assert!(connection.write_u8(0).now_or_never().is_none(), "there is no handshake yet");
+        assert!(connection.flush().now_or_never().is_none(), "there is no handshake yet");
+        connection.awaited.as_mut().expect("waited for").until.as_mut().reset(Instant::now());
+        let error = connection.write_u8(0).await.expect_err("its time is over");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let error = connection.flush().await.expect_err("its time is over");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]
