@@ -1,4 +1,4 @@
-//! The three ways to an executor, and what a test may ask of one.
+//! The ways to an executor, and what a test may ask of one.
 
 use std::{collections::BTreeMap, ffi::OsString, path::Path, time::Duration};
 
@@ -17,11 +17,13 @@ pub enum Backend {
     Unix,
     /// A daemon behind a TCP port of the loopback interface, with a token.
     Tcp,
+    /// The same with TLS, a client certificate and no token.
+    Tls,
 }
 
 impl Backend {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::InProcess, Self::Unix, Self::Tcp];
+    pub const ALL: [Self; 4] = [Self::InProcess, Self::Unix, Self::Tcp, Self::Tls];
 
     /// As command lines name it.
     #[must_use]
@@ -30,6 +32,7 @@ impl Backend {
             Self::InProcess => "in-process",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Tls => "tls",
         }
     }
 

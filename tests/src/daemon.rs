@@ -14,6 +14,7 @@ use nix::{
     unistd::{Pid, Uid, chown},
 };
 use tokio_util::task::AbortOnDropHandle;
+use tool_client::executor::connect::{Access, ClientFiles, ClientTls, Token};
 
 use crate::{
     backend::{Backend, Setup},
@@ -46,6 +47,8 @@ pub struct Daemon {
     program: PathBuf,
     endpoint: String,
     token_file: PathBuf,
+    /// With TLS: where its certificates are and its client's.
+    tls: Option<PathBuf>,
     log: PathBuf,
     grace: Duration,
 }
@@ -66,7 +69,7 @@ impl Daemon {
         }
         let socket = root.join("socket");
         let listen = setup.listen.clone().unwrap_or_else(|| match backend {
-            Backend::Tcp => "tcp:127.0.0.1:0".to_owned(),
+            Backend::Tcp | Backend::Tls => "tcp:127.0.0.1:0".to_owned(),
             Backend::Unix | Backend::InProcess => format!("unix:{}", socket.display()),
         });
         let launcher: Vec<String> =
@@ -75,7 +78,22 @@ impl Daemon {
         let program = if setup.own_program { copy_of(program, root)? } else { program.to_owned() };
         let mut command = command(&launcher, &program);
         command.arg("serve").args(["--listen", &listen]);
-        command.arg("--state-dir").arg(&state).arg("--config").arg(&config).arg("--token-file").arg(&token_file);
+        command.arg("--state-dir").arg(&state).arg("--config").arg(&config);
+        let tls = (backend == Backend::Tls).then(|| certificates(&program, root, setup.uid)).transpose()?;
+        match &tls {
+            Some(dir) => {
+                for (flag, file) in [
+                    ("--tls-cert-file", "server.crt"),
+                    ("--tls-key-file", "server.key"),
+                    ("--client-ca-file", "ca.crt"),
+                ] {
+                    command.arg(flag).arg(dir.join(file));
+                }
+            }
+            None => {
+                command.arg("--token-file").arg(&token_file);
+            }
+        }
         if let Some(uid) = setup.uid {
             command.uid(uid).gid(uid);
         } else if Uid::effective().is_root() || setup.launcher.iter().any(|word| word == MAP_ROOT_USER) {
@@ -90,7 +108,7 @@ impl Daemon {
         let child = command.spawn().context("starting the daemon")?;
         let pid = i32::try_from(child.id()).expect("process ids are small");
         let grace = Duration::from_millis(setup.grace_ms);
-        let mut daemon = Self { child, pid, program, endpoint: String::new(), token_file, log, grace };
+        let mut daemon = Self { child, pid, program, endpoint: String::new(), token_file, tls, log, grace };
         daemon.endpoint = daemon.ready(backend, &socket).await?;
         if !setup.launcher.is_empty() {
             daemon.pid = daemon.processes().first().context("the launcher started no daemon")?.pid;
@@ -108,6 +126,17 @@ impl Daemon {
     #[must_use]
     pub fn token_file(&self) -> &Path {
         &self.token_file
+    }
+
+    /// How it lets its client in: with the certificate, or the token.
+    ///
+    /// # Errors
+    /// When the files cannot be read.
+    pub fn access(&self) -> anyhow::Result<Access> {
+        let Some(dir) = &self.tls else { return Ok(Some(Token::read(&self.token_file)?).into()) };
+        let identity = Some((dir.join("client.crt"), dir.join("client.key")));
+        let tls = ClientTls::read(&ClientFiles { ca: dir.join("ca.crt"), identity })?;
+        Ok(Access { token: None, tls: Some(tls) })
     }
 
     /// The path that it was started from.
@@ -268,10 +297,11 @@ impl Daemon {
             match (backend, line) {
                 (_, None) => {}
                 (Backend::Unix | Backend::InProcess, Some(_)) => return Ok(format!("unix:{}", socket.display())),
-                (Backend::Tcp, Some(line)) => {
+                (Backend::Tcp | Backend::Tls, Some(line)) => {
                     let port = line.split("127.0.0.1:").nth(1).context("its ready line names no port")?;
                     let port: String = port.chars().take_while(char::is_ascii_digit).collect();
-                    return Ok(format!("http://127.0.0.1:{port}"));
+                    let scheme = if backend == Backend::Tls { "https" } else { "http" };
+                    return Ok(format!("{scheme}://127.0.0.1:{port}"));
                 }
             }
             if let Some(status) = self.ended()? {
@@ -338,6 +368,19 @@ fn copy_of(program: &Path, root: &Path) -> anyhow::Result<PathBuf> {
     let status = Command::new("cp").arg(program).arg(&copy).status()?;
     anyhow::ensure!(status.success(), "copying the daemon's program: {status}");
     Ok(copy)
+}
+
+/// Certificates as people make them, for a daemon of this user.
+#[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]
+fn certificates(program: &Path, root: &Path, uid: Option<u32>) -> anyhow::Result<PathBuf> {
+    let dir = root.join("tls");
+    let made = Command::new(program).arg("init").arg("--dir").arg(&dir).output().context("making certificates")?;
+    anyhow::ensure!(made.status.success(), "making certificates: {made:?}");
+    give(&dir, uid)?;
+    for file in fs::read_dir(&dir)? {
+        give(&file?.path(), uid)?;
+    }
+    Ok(dir)
 }
 
 /// A token that no other daemon under test has.

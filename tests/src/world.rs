@@ -91,7 +91,9 @@ impl World {
             None => None,
         };
         let endpoint = proxy.as_ref().map_or(daemon.endpoint(), FaultProxy::endpoint);
-        let executor = remote(endpoint, Some(daemon.token_file()), setup.deadlines, setup.keepalive)?;
+        let access = daemon.access()?;
+        let executor =
+            RemoteExecutor::with_times(&Endpoint::parse(endpoint)?, access, setup.deadlines, setup.keepalive);
         let killing = setup.kill_server_every.map(|time| daemon.kill_server_every(time));
         Ok(Self { killing, ..Self::over(Arc::new(executor), proxy, Some(daemon), tmp, Some(root))? })
     }
@@ -101,7 +103,8 @@ impl World {
     /// # Errors
     /// When the endpoint or the token file cannot be used.
     pub async fn connect(endpoint: &str, token_file: Option<&Path>, tmp: &Path) -> anyhow::Result<Self> {
-        let executor = remote(endpoint, token_file, Deadlines::default(), Keepalive::default())?;
+        let token = token_file.map(Token::read).transpose()?;
+        let executor = RemoteExecutor::new(&Endpoint::parse(endpoint)?, token);
         Self::over(Arc::new(executor), None, None, tmp.to_owned(), None)
     }
 
@@ -219,8 +222,9 @@ impl World {
     /// When there is no daemon.
     #[must_use]
     pub fn client(&self, endpoint: &str, deadlines: Deadlines, keepalive: Keepalive) -> Arc<dyn Executor> {
-        let token_file = self.daemon().expect("there is a daemon").token_file();
-        Arc::new(remote(endpoint, Some(token_file), deadlines, keepalive).expect("its token can be read"))
+        let access = self.daemon().expect("there is a daemon").access().expect("its files can be read");
+        let endpoint = Endpoint::parse(endpoint).expect("it is one");
+        Arc::new(RemoteExecutor::with_times(&endpoint, access, deadlines, keepalive))
     }
 
     /// The session's agent joins the registry, and its notices are watched for.
@@ -442,17 +446,6 @@ impl World {
 
 /// Longest wait for the end of everything after the executor was dropped.
 const LAST_END: Duration = Duration::from_secs(15);
-
-fn remote(
-    endpoint: &str,
-    token_file: Option<&Path>,
-    deadlines: Deadlines,
-    keepalive: Keepalive,
-) -> anyhow::Result<RemoteExecutor> {
-    let token = token_file.map(Token::read).transpose()?;
-    let endpoint = Endpoint::parse(endpoint)?;
-    Ok(RemoteExecutor::with_times(&endpoint, token, deadlines, keepalive))
-}
 
 #[expect(clippy::disallowed_methods, reason = "what is there before the executor starts is made outside of it")]
 fn prepare(line: &str, directory: &Path) -> anyhow::Result<()> {

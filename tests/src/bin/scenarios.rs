@@ -55,6 +55,7 @@ enum Where {
     InProcess,
     Unix,
     Tcp,
+    Tls,
     Connect,
 }
 
@@ -99,6 +100,7 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
         Where::InProcess => scenario::play_all(scenarios, Backend::InProcess, faults, arguments.jobs).await,
         Where::Unix => scenario::play_all(scenarios, Backend::Unix, faults, arguments.jobs).await,
         Where::Tcp => scenario::play_all(scenarios, Backend::Tcp, faults, arguments.jobs).await,
+        Where::Tls => scenario::play_all(scenarios, Backend::Tls, faults, arguments.jobs).await,
         Where::Connect => {
             let scenario = scenarios.remove(0);
             let played = play_there(&scenario, &arguments).await;

@@ -23,6 +23,11 @@ fn tcp() {
     every_scenario(Backend::Tcp);
 }
 
+#[test]
+fn tls() {
+    every_scenario(Backend::Tls);
+}
+
 fn every_scenario(backend: Backend) {
     let scenarios =
         scenario::read(&binaries::workspace().join("tests/model-text/scenarios.json")).expect("it is there");
