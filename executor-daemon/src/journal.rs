@@ -47,7 +47,7 @@ pub(crate) use self::record::{
 use self::{
     keys::Keys,
     rings::Rings,
-    store::{CHECKPOINT_EVERY, MAX_LOG_BYTES, Store, decode, encode, io_error},
+    store::{CHECKPOINT_EVERY, MAX_LEFT_LOG_BYTES, MAX_LOG_BYTES, Store, decode, encode, io_error},
     tails::Tails,
 };
 
@@ -127,6 +127,12 @@ impl Journal {
         let (state, mut recovered) =
             State::of(store, boot_id, keeper, now_ms, set_aside.is_some()).map_err(io_error)?;
         recovered.set_aside = set_aside;
+        // Those before may all have lived too short to copy their log.
+        if copier.log_bytes() > MAX_LEFT_LOG_BYTES
+            && let Err(error) = state.store.restart_log()
+        {
+            tracing::warn!(%error, "the journal's log could not be copied yet");
+        }
         let known = recovered
             .starts
             .iter()

@@ -21,7 +21,7 @@ use crate::{
     config::ServerSettings,
     crash::Point,
     engine::{Engine, StartError},
-    keeper::link::{Greeted, server::end_with_keeper},
+    keeper::link::{Greeted, Over, server::end_with_keeper},
     limits::HostLimits,
     service::{self, auth::Gate, edge::EdgeLayer},
     telemetry,
@@ -37,6 +37,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
 /// Time that clients have to take the results of calls that have ended, when the daemon stops.
 const RESULTS_TAKEN: Duration = Duration::from_secs(5);
+
+/// The same when the keeper is lost. Until then the next daemon may find the sockets in use.
+const UNKNOWN_TOLD: Duration = Duration::from_secs(1);
 
 /// Time that connections have to close after that.
 const CONNECTIONS_CLOSED: Duration = Duration::from_secs(1);
@@ -65,6 +68,9 @@ enum ServerError {
     /// The descriptors of the protocol are not what reflection takes.
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// There is nobody any more who could start or end anything.
+    #[error("the keeper is lost, and what it had started has ended with it")]
+    KeeperLost,
     /// The gRPC library gave up.
     #[error("gRPC: {0}")]
     Transport(#[from] tonic::transport::Error),
@@ -135,10 +141,16 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
     let serving = tokio::spawn(serving);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serving");
 
-    link.drain_requested().await;
-    tracing::info!("draining");
+    let over = link.over().await;
     edge.stop();
     set_health(&health, ServingStatus::NotServing).await;
+    if over == Over::KeeperLost {
+        // Who waits for a command is told that its exit is unknown, and so is whoever asks the next daemon.
+        calls.close();
+        let _ = timeout(UNKNOWN_TOLD, calls.wait()).await;
+        return Err(ServerError::KeeperLost);
+    }
+    tracing::info!("draining");
     engine.drain().await;
     calls.close();
     if timeout(RESULTS_TAKEN, calls.wait()).await.is_err() {

@@ -37,6 +37,15 @@ const LAST_END: Duration = Duration::from_secs(2);
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// What dies of a daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dies {
+    /// Keeper and server at once, as with their host: neither sees the other's end or has time to write anything down.
+    Daemon,
+    /// The keeper alone.
+    Keeper,
+}
+
 /// A running daemon. Dropped, it is killed; [`Daemon::stop`] is how it ends properly.
 #[derive(Debug)]
 pub struct Daemon {
@@ -247,18 +256,21 @@ impl Daemon {
         }
     }
 
-    /// Kills the keeper and the server at once, so that neither has time to write anything down, and waits until what they had
-    /// started is gone.
+    /// Kills it, and waits until what it had started is gone, and its server.
     ///
     /// # Errors
     /// When they do not go.
     #[expect(clippy::disallowed_methods, reason = "the daemon under test dies as with its host")]
-    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn kill(mut self, dies: Dies) -> anyhow::Result<()> {
         let all = processes::tree(self.pid());
         let both = [self.pid(), self.server().pid].map(Pid::from_raw);
-        // Neither sees the other's end.
-        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-            both.iter().try_for_each(|pid| kill(*pid, signal))?;
+        match dies {
+            Dies::Keeper => kill(both[0], Signal::SIGKILL)?,
+            Dies::Daemon => {
+                for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+                    both.iter().try_for_each(|pid| kill(*pid, signal))?;
+                }
+            }
         }
         self.child.wait()?;
         let begun = Instant::now();

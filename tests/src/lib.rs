@@ -41,7 +41,7 @@ mod wait;
 mod world;
 
 pub use backend::{Backend, Setup};
-pub use daemon::Daemon;
+pub use daemon::{Daemon, Dies};
 use faults::Plan;
 pub use mailbox::Mailbox;
 pub use wait::{Stopwatch, wait_for, wait_until};

@@ -33,7 +33,7 @@ use tool_client::{
 use crate::{
     backend::{Backend, Setup},
     binaries,
-    daemon::{Daemon, give},
+    daemon::{Daemon, Dies, give},
     faults::FaultProxy,
     mailbox::Mailbox,
     processes::{self, Found},
@@ -189,8 +189,21 @@ impl World {
     /// # Errors
     /// When there is none, or it does not die or come back.
     pub async fn restart(&mut self, setup: &Setup, between: impl FnOnce(&Path)) -> anyhow::Result<()> {
+        self.restart_after(Dies::Daemon, setup, between).await
+    }
+
+    /// The same after less has died.
+    ///
+    /// # Errors
+    /// As [`World::restart`].
+    pub async fn restart_after(
+        &mut self,
+        dies: Dies,
+        setup: &Setup,
+        between: impl FnOnce(&Path),
+    ) -> anyhow::Result<()> {
         let daemon = self.daemon.take().context("there is no daemon")?;
-        daemon.kill().await?;
+        daemon.kill(dies).await?;
         let root = self.root.as_ref().context("the executor is elsewhere")?;
         between(&root.path().join("state"));
         self.daemon = Some(Daemon::start(Backend::Unix, setup, root.path(), &self.tmp).await?);

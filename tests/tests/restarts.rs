@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use executor_proto::types::{OwnerId, StreamName, TaskId};
-use executor_tests::{Backend, SESSION, Setup, World, block_on, wait_for, wait_until};
+use executor_proto::types::{CommandSpec, Exit, OwnerId, StreamName, TaskId};
+use executor_tests::{Backend, Dies, SESSION, Setup, World, block_on, wait_for, wait_until};
+use tokio_util::sync::CancellationToken;
 use tool_client::notices::Notice;
 
 /// For what has to happen at all; nothing waits this long when all is well.
@@ -129,6 +130,43 @@ fn what_a_task_had_written_is_read_once_after_the_daemon_died() {
         );
         told_once(world, &[&id, &quiet]).await;
         assert_eq!(world.kill(&id).await, format!("task {} had already finished", id.0));
+    });
+}
+
+#[test]
+fn what_ran_when_the_keeper_alone_died_has_an_unknown_exit_and_one_notice() {
+    run(async |world, setup| {
+        for round in 0..3 {
+            let read = half_read(world).await;
+            let quiet = world.background("sleep 300").await;
+            let ended = world.background("true").await;
+            let of_ended = |notice: &Notice| notice.text.contains(&format!("task {} ", ended.0));
+            wait_for("it is told", LIMIT, || world.mailbox().taken().iter().any(of_ended)).await;
+            fs::remove_file(world.tmp().join("go")).expect("it was written");
+            world.restart_after(Dies::Keeper, &setup, |_| {}).await.expect("it comes back");
+            let rest = format!("{}[stderr]\noops\n\n[status: ended, exit unknown]", lines(10..20));
+            assert_eq!(world.output(&read).await, rest, "round {round}");
+            assert_eq!(world.output(&quiet).await, "(no new output)\n[status: ended, exit unknown]", "round {round}");
+            told_once(world, &[&read, &quiet]).await;
+        }
+    });
+}
+
+#[test]
+fn a_run_whose_keeper_alone_died_has_an_unknown_exit() {
+    run(async |world, setup| {
+        let begun = world.tmp().join("begun");
+        let client = world.executor().clone();
+        let spec = CommandSpec {
+            command: format!("echo out; echo > {}; exec sleep 300", begun.display()).into(),
+            ..CommandSpec::default()
+        };
+        let running = tokio::spawn(async move { client.run(None, spec, &CancellationToken::new(), None).await });
+        wait_for("it runs", LIMIT, || begun.exists()).await;
+        world.restart_after(Dies::Keeper, &setup, |_| {}).await.expect("it comes back");
+        let result = running.await.expect("no panic").expect("it was accepted");
+        assert_eq!(result.exit, Exit::Unknown("executor restarted".to_owned()));
+        assert_eq!((result.ended_by, result.survivors), (None, Vec::new()));
     });
 }
 

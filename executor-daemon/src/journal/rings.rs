@@ -36,10 +36,18 @@ const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 pub(super) struct Rings {
     directory: PathBuf,
     max_bytes: u64,
-    /// What is there: full sizes.
-    files: Mutex<HashMap<(StartNumber, StreamName), u64>>,
+    files: Mutex<HashMap<(StartNumber, StreamName), Known>>,
     /// That none can be had was logged.
     failing: AtomicBool,
+}
+
+/// A file that is there.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Its full size.
+    bytes: u64,
+    /// By this process. Else it was found.
+    made: bool,
 }
 
 fn name_of(number: StartNumber, stream: StreamName) -> String {
@@ -73,7 +81,7 @@ impl Rings {
         Self { max_bytes, ..Self::open(state_dir) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(StartNumber, StreamName), u64>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(StartNumber, StreamName), Known>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,8 +90,8 @@ impl Rings {
         for file in fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok) {
             let size = file.metadata().ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len());
             match file.file_name().to_str().and_then(parse).filter(|(number, _)| known.contains(number)).zip(size) {
-                Some((name, size)) => {
-                    self.lock().insert(name, size);
+                Some((name, bytes)) => {
+                    self.lock().insert(name, Known { bytes, made: false });
                 }
                 None => self.delete(&file.path()),
             }
@@ -110,6 +118,12 @@ impl Rings {
     fn try_make(&self, number: StartNumber, stream: StreamName, ring_bytes: u64) -> io::Result<File> {
         let path = self.path((number, stream));
         let file = match create(&path) {
+            // Of a process that was killed before the keeper held it: nothing that counts can be in it, since this one is asked
+            // for a file. What was planted goes too.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.has_made((number, stream)) => {
+                fs::remove_file(&path)?;
+                create(&path)?
+            }
             // The first one, or somebody has tidied up.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.make_directory()?;
@@ -119,8 +133,9 @@ impl Rings {
         };
         let fits = {
             let mut files = self.lock();
-            let fits = files.values().sum::<u64>().saturating_add(ring_bytes) <= self.max_bytes;
-            files.insert((number, stream), if fits { ring_bytes } else { 0 });
+            let fits =
+                files.values().map(|known| known.bytes).sum::<u64>().saturating_add(ring_bytes) <= self.max_bytes;
+            files.insert((number, stream), Known { bytes: if fits { ring_bytes } else { 0 }, made: true });
             fits
         };
         // From here on the file stays: empty, it says that there was output.
@@ -129,6 +144,10 @@ impl Rings {
         }
         output::prepare_ring_file(&file, ring_bytes)?;
         Ok(file)
+    }
+
+    fn has_made(&self, name: (StartNumber, StreamName)) -> bool {
+        self.lock().get(&name).is_some_and(|known| known.made)
     }
 
     fn make_directory(&self) -> io::Result<()> {
@@ -231,16 +250,25 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_file_or_link_is_not_used() {
+    fn what_is_in_the_way_is_not_used_but_replaced() {
         let directory = tempfile::tempdir().unwrap();
+        let before = Rings::open(directory.path());
+        assert!(make(&before, 1).is_some());
+        assert!(make(&before, 1).is_none(), "its own is none that is in the way");
+        // A process that was killed before it had handed its file over.
         let rings = Rings::open(directory.path());
+        rings.keep_only(&[StartNumber(1)].into());
         assert!(make(&rings, 1).is_some());
         let victim = directory.path().join("victim");
         fs::write(&victim, "safe").unwrap();
         symlink(&victim, directory.path().join("rings/2.stdout")).unwrap();
         fs::write(directory.path().join("rings/3.stdout"), "planted").unwrap();
-        assert!(make(&rings, 1).is_none() && make(&rings, 2).is_none() && make(&rings, 3).is_none());
-        assert!(make(&rings, 4).is_some());
+        for number in [2, 3] {
+            let file = make(&rings, number).expect("made");
+            let path = directory.path().join(format!("rings/{number}.stdout"));
+            assert!(fs::symlink_metadata(path).unwrap().is_file());
+            assert_eq!(file.metadata().unwrap().len(), 4096 + RING);
+        }
         assert_eq!(fs::read(&victim).unwrap(), b"safe");
     }
 

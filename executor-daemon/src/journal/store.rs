@@ -50,6 +50,9 @@ pub(super) const CHECKPOINT_EVERY: u32 = 512;
 /// The log's length that is waited for to shrink, in bytes: above it, records wait until it was copied.
 pub(super) const MAX_LOG_BYTES: u64 = 16 * 1024 * 1024;
 
+/// The longest log that is not copied when the journal is opened, in bytes: a few milliseconds' work.
+pub(super) const MAX_LEFT_LOG_BYTES: u64 = 1024 * 1024;
+
 const SCHEMA: &str = "
     create table meta(name text primary key, value integer not null) strict, without rowid;
     create table worlds(world integer primary key, keeper blob not null, boot text not null, pids integer not null) strict;

@@ -302,6 +302,23 @@ fn a_copied_and_restarted_log_keeps_everything() {
 }
 
 #[test]
+fn short_lives_leave_a_bounded_log() {
+    let mut directory = tempfile::tempdir().unwrap();
+    for life in 0..60 {
+        let (journal, _) = open(directory.path());
+        // Fewer records than those after which the log is copied.
+        for round in 0..20 {
+            let number = journal.begin(&start_of(life * 1_000 + round));
+            journal.started(number, &started_of(round));
+            journal.forgotten(number, 1);
+        }
+        let log = journal.inner.shared.state().store.log_bytes();
+        assert!(log < MAX_LOG_BYTES / 2, "{log} bytes in life {life}");
+        directory = after_kill(directory.path());
+    }
+}
+
+#[test]
 fn a_hundred_thousand_records_leave_a_bounded_file() {
     let directory = tempfile::tempdir().unwrap();
     let (journal, _) = open(directory.path());
@@ -356,7 +373,10 @@ fn another_version_and_another_program_are_refused_and_left_as_they_are() {
         ("pragma application_id = 1".to_owned(), "not a journal of this program"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        drop(open(directory.path()));
+        let (journal, _) = open(directory.path());
+        // No thread of the other one is about to copy its log there.
+        let directory = after_kill(directory.path());
+        drop(journal);
         let path = directory.path().join("journal.sqlite");
         rusqlite::Connection::open(&path).unwrap().execute_batch(&pragma).unwrap();
         let before = fs::read(&path).unwrap();

@@ -394,6 +394,10 @@ impl Helper<'_> {
 
     /// Says an end to the engine first, which a caller is waiting behind, then to the keeper.
     fn report(&self, message: impl Fn(bool) -> FromKeeper) {
+        // Without the keeper it is this process that ends the command, and how that went is no outcome of it.
+        if self.keeper_gone {
+            return;
+        }
         let said =
             Frame::encode(&message(true)).and_then(|frame| frame.send(self.news.as_fd(), &[], MsgFlags::MSG_DONTWAIT));
         // Nobody listens, or not fast enough: the keeper passes it on.

@@ -317,11 +317,15 @@ impl KeeperLink {
         self.shared().tell(ToKeeper::Release { handle });
     }
 
-    /// Resolves when the keeper asks for a drain (or is lost). Cancel-safe.
-    pub async fn drain_requested(&self) {
+    /// Resolves when the keeper asks for a drain, or is lost. Cancel-safe.
+    pub async fn over(&self) -> Over {
         let mut drain = self.shared().drain.subscribe();
-        // The sender lives as long as this link.
-        let _ = drain.wait_for(|asked| *asked).await;
+        let mut lost = self.shared().lost.subscribe();
+        // The senders live as long as this link.
+        tokio::select! {
+            _ = drain.wait_for(|asked| *asked) => Over::DrainRequested,
+            _ = lost.wait_for(|lost| *lost) => Over::KeeperLost,
+        }
     }
 
     /// Tells the keeper that calls are taken. It knows when this returns, whatever becomes of this process.
@@ -378,6 +382,15 @@ impl Drop for Inner {
         self.task.abort();
         self.shared.shut();
     }
+}
+
+/// Why an engine's process has nothing more to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// The keeper asks it to end everything and to exit.
+    DrainRequested,
+    /// The keeper is gone, and everything that it had started ends with it.
+    KeeperLost,
 }
 
 /// Sees the keeper's loss.

@@ -194,7 +194,6 @@ impl Shared {
     fn lose(&self, state: &mut State) {
         state.lose();
         self.lost.send_replace(true);
-        self.drain.send_replace(true);
     }
 
     /// Closes the connection for both ends, whoever still holds a copy.
