@@ -154,7 +154,7 @@ pub fn run(backend: Backend, mut setup: Setup, body: impl AsyncFnOnce(&World)) {
     });
 }
 
-/// Runs a body over a Unix socket whose connections are cut every 400 ms: nothing of it shows.
+/// Runs a body over a Unix socket whose connections are cut every 100 ms: nothing of it shows.
 ///
 /// # Panics
 /// As [`run`].
@@ -167,7 +167,7 @@ pub fn run_cut(mut setup: Setup, body: impl AsyncFnOnce(&World)) {
 }
 
 /// Cuts each connection at this age.
-const CUTS: Plan = Plan { cut_every: Some(Duration::from_millis(400)), ..Plan::PASS };
+const CUTS: Plan = Plan { cut_every: Some(Duration::from_millis(100)), ..Plan::PASS };
 
 /// The faults that `EXECUTOR_TEST_FAULTS` names for every daemon whose test has none of its own.
 fn asked_for() -> Option<Plan> {
