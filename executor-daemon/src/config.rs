@@ -1,4 +1,4 @@
-//! What can be configured, with the reason beside each default (`DESIGN.md` calls them by the same names).
+//! What can be configured, with the reason beside each default.
 //!
 //! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
 //! the keeper and the keeper to the server as bytes.

@@ -303,7 +303,8 @@ impl Daemon {
         // If it was the newer program that could not take over, the one before can.
         self.keep_old();
         self.back_off = back_off_after(self.back_off, status, served);
-        log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
+        let again = if self.back_off.is_zero() { "at once".to_owned() } else { format!("in {:?}", self.back_off) };
+        log(format_args!("the server {}; starting it again {again}", Ended(status)));
         Instant::now() + self.back_off
     }
 

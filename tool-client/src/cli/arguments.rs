@@ -28,7 +28,7 @@ Examples:
   tool-client bash 'uname -a'
   tool-client --endpoint unix:/run/executor.sock bash 'make test' --timeout 5m
   tool-client --endpoint https://daemon:7700 --ca ca.crt --cert me.crt --key me.key ps
-  tool-client --endpoint http://daemon:7070 --token-file /run/secrets/token ps"
+  tool-client --endpoint http://daemon:7700 --token-file /run/secrets/token ps"
 )]
 pub struct Arguments {
     #[command(flatten, next_help_heading = "Where and for whom")]
@@ -139,7 +139,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   tool-client info
-  tool-client info --endpoint http://daemon:7070 --token-file token")]
+  tool-client info --endpoint http://daemon:7700 --token-file token")]
     Info,
     /// Print the definitions of the three tools, as they are sent to a model
     #[command(after_help = "\

@@ -104,11 +104,15 @@ async fn run_through(backend: &Backend, spec: CommandSpec, interrupt: &Interrupt
     let abort = interrupt.token().child_token();
     let mut through = Through::new(abort.clone());
     let result = run(backend, spec, interrupt, &abort, Some(&mut through)).await?;
-    through.finish(&result).await?;
+    let complete = through.finish(&result).await?;
     for remark in remarks(&result, backend.is_embedded()) {
         output::line(&remark).await?;
     }
-    Ok(exit_code(&result, interrupt))
+    // Whoever asks only whether it went well does not take a part for the whole.
+    Ok(match exit_code(&result, interrupt) {
+        0 if !complete => EXIT_OWN_FAILURE,
+        code => code,
+    })
 }
 
 async fn run(
@@ -175,8 +179,8 @@ impl Through {
         output::raw(stream, data).await
     }
 
-    /// The streams end here.
-    async fn finish(mut self, result: &RunResult) -> Result<(), Failure> {
+    /// The streams end here: whether all of them was passed on.
+    async fn finish(mut self, result: &RunResult) -> Result<bool, Failure> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
@@ -184,10 +188,10 @@ impl Through {
             self.begin(stream, total).await?;
             let Passed { end: _, gaps, lost } = self.passed[index(stream)];
             if gaps > 1 {
-                output::line(&format!("{lost} bytes of {} are lost in {gaps} places", stream.as_str())).await?;
+                output::line(&format!("{lost} bytes of {} are lost in all, in {gaps} places", stream.as_str())).await?;
             }
         }
-        Ok(())
+        Ok(self.passed.iter().all(|passed| passed.gaps == 0))
     }
 }
 
