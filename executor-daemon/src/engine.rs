@@ -113,6 +113,16 @@ impl Engine {
         Self::take_over(settings, keeper, Vec::new()).await
     }
 
+    /// Tries what [`Engine::take_over`] needs of the state directory, which is there. Another engine may be using it; nothing of
+    /// it is changed.
+    pub(crate) fn probe(settings: &Settings) -> Result<(), StartError> {
+        let path = &settings.state_dir;
+        let kinds = [Kind::Run, Kind::Task].map(prefix);
+        Journal::probe(path)
+            .and_then(|()| StateDir::probe(path, &TenantId::default_tenant(), &kinds))
+            .map_err(|source| StartError { path: path.display().to_string(), source })
+    }
+
     /// As [`Engine::start`], where an engine before has left commands.
     pub(crate) async fn take_over(
         settings: Settings,

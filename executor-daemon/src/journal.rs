@@ -36,6 +36,7 @@ use std::{
 };
 
 use executor_proto::types::StreamName;
+use nix::unistd::{AccessFlags, access};
 use rusqlite::{Error, OptionalExtension};
 
 use crate::output::KeptStream;
@@ -108,7 +109,25 @@ fn pid_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
+/// Whether this process may read a directory and make files in it.
+fn probe_directory(path: &Path) -> io::Result<()> {
+    let writable = || Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?);
+    fs::read_dir(path)
+        .and_then(|_entries| writable())
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
 impl Journal {
+    /// Whether [`Journal::open`] could use a state directory. Another process may be using it; nothing of it is changed.
+    ///
+    /// # Errors
+    /// When the directory is not there, or as [`Journal::open`].
+    pub(crate) fn probe(state_dir: &Path) -> io::Result<()> {
+        probe_directory(state_dir)?;
+        Tails::probe(state_dir)?;
+        Store::probe(state_dir)
+    }
+
     /// Opens the journal of a state directory, which exists, and says what it holds. `keeper` is the one that is there now.
     ///
     /// # Errors

@@ -71,13 +71,16 @@ fn serve(flags: ServeFlags) -> ExitCode {
         drain_limit,
     } = daemon;
     // Held until the keeper ends, so that no second daemon works on the same state.
-    let _state_dir = match StateDir::take(&state_dir, &identity, server_user) {
+    let taken = match StateDir::take(&state_dir, &identity, server_user) {
         Ok(taken) => taken,
         Err(error) => {
             complain(&error);
             return ExitCode::from(OWN_FAILURE);
         }
     };
+    if let Some(line) = &taken.left_aside {
+        complain(line);
+    }
     let server_settings = match server.encode() {
         Ok(settings) => settings,
         Err(error) => {

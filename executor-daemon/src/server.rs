@@ -106,6 +106,7 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
     let listeners = std::mem::take(&mut greeted.listeners);
     let connections = incoming::incoming(listeners, tls, parent_id(), per_kind)?;
     let (reflection_v1, reflection_v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
+    Engine::probe(&engine_settings)?;
     // From here on nothing is left to go wrong that another server would do better.
     let (link, carried) = greeted.take_over().await?;
     end_with_keeper(&link);

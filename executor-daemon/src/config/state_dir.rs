@@ -37,6 +37,9 @@ const PRIVATE: u32 = 0o700;
 /// Mode where commands run under another uid: they cannot list it, but can reach the spill files that they were told of.
 const TRAVERSABLE: u32 = 0o711;
 
+/// Bits of a mode that let somebody else put files in a directory.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
 /// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
@@ -58,10 +61,29 @@ pub enum StateDirError {
         /// The daemon's.
         uid: u32,
     },
+    /// Others could put files of theirs in it.
+    #[error(
+        "state directory {}: others may write in it (mode {mode:04o}); use a directory of the daemon's own, or chmod go-w it",
+        .path.display()
+    )]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// What is locked is not a file that the daemon made.
+    #[error("state directory {}: lock in it is not a regular file of uid {uid} with this one name; remove it", .path.display())]
+    NotOurLock {
+        /// The directory.
+        path: PathBuf,
+        /// The daemon's.
+        uid: u32,
+    },
     /// Commands run as another user, who cannot get to the spill files that they are told of.
     #[error(
-        "state directory {}: user {user} cannot reach the spill files in it, since a directory above lets others not \
-         through; use another --state-dir, or chmod o+x what is above",
+        "state directory {}: user {user} cannot reach the spill files in it, since it or a directory above lets others not \
+         through; use another --state-dir, or chmod o+x what does not",
         .path.display()
     )]
     OutOfReach {
@@ -72,8 +94,8 @@ pub enum StateDirError {
     },
     /// The server has a user of its own, who cannot get to what it keeps.
     #[error(
-        "state directory {}: the server (uid {uid}) cannot reach it, since a directory above lets others not through; use \
-         another --state-dir, or chmod o+x what is above",
+        "state directory {}: the server (uid {uid}) cannot reach it, since it or a directory above lets others not through; use \
+         another --state-dir, or chmod o+x what does not",
         .path.display()
     )]
     OutOfServersReach {
@@ -122,6 +144,8 @@ pub(super) fn default_path(root: bool) -> Result<PathBuf, String> {
 /// A locked state directory. Dropped, it is free for the next daemon.
 #[derive(Debug)]
 pub struct StateDir {
+    /// One line for the operator, where state is there that is not used: which, and how to take it along.
+    pub left_aside: Option<String>,
     _lock: Flock<File>,
 }
 
@@ -133,20 +157,28 @@ impl StateDir {
         if server.is_some() { path.join("server") } else { path.to_owned() }
     }
 
-    /// Makes the directory if it is missing, sets its mode and takes it for this process.
+    /// Makes the directory if it is missing and takes it for this process. One that was there keeps its mode, but for one of
+    /// a daemon that others have to pass through now.
     ///
     /// # Errors
-    /// When it cannot be used, is somebody else's or out of the commands' reach, or another daemon uses it.
+    /// When it cannot be used, is somebody else's, open to others or out of the commands' reach, or another daemon uses it.
     pub fn take(path: &Path, commands: &Identity, server: Option<ServerUser>) -> Result<Self, StateDirError> {
         let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
         let mode = if commands.change || server.is_some() { TRAVERSABLE } else { PRIVATE };
-        fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(unusable)?;
+        let made = make(path, mode).map_err(unusable)?;
         let metadata = fs::metadata(path).map_err(unusable)?;
         let uid = nix::unistd::geteuid().as_raw();
         if metadata.uid() != uid {
             return Err(StateDirError::Foreign { path: path.to_owned(), owner: metadata.uid(), uid });
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
+        if !made && metadata.mode() & WRITABLE_BY_OTHERS != 0 {
+            return Err(StateDirError::Shared { path: path.to_owned(), mode: metadata.mode() & 0o7777 });
+        }
+        // A private one with a lock in it is a daemon's, whose commands ran as its own user until now.
+        let was_private = metadata.mode() & 0o7777 == PRIVATE && fs::symlink_metadata(path.join(LOCK)).is_ok();
+        if made || was_private {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
+        }
         if !identity::can_enter(commands, path) {
             return Err(StateDirError::OutOfReach { path: path.to_owned(), user: commands.name.clone() });
         }
@@ -158,9 +190,7 @@ impl StateDir {
         }
         let given_up = Instant::now() + DEAD_HOLDER_S_CHILDREN;
         let mut lock = loop {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600);
-            let file = options.open(path.join(LOCK)).map_err(unusable)?;
+            let file = open_lock(path, uid)?;
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => break lock,
                 Err((file, Errno::EWOULDBLOCK)) => {
@@ -176,8 +206,58 @@ impl StateDir {
             }
         };
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
-        Ok(Self { _lock: lock })
+        Ok(Self { left_aside: left_aside(path, server), _lock: lock })
     }
+}
+
+/// What to say of state that another way to run commands has left and that the server would not use; `None` where there is
+/// none, or where the server has begun its own.
+fn left_aside(path: &Path, server: Option<ServerUser>) -> Option<String> {
+    let (root_s, users) = (path.to_owned(), path.join("server"));
+    let (from, to) = if server.is_some() { (root_s, users) } else { (users, root_s) };
+    let has_journal = |directory: &Path| directory.join("journal.sqlite").exists();
+    (has_journal(&from) && !has_journal(&to)).then(|| {
+        let uid = server.map_or_else(|| nix::unistd::geteuid().as_raw(), |server| server.uid);
+        format!(
+            "the state in {from} is not used, and another is begun in {to}, since --run-as or --server-user changed; to take it \
+             along, stop the daemon, move journal.sqlite*, instance-id, *-counter-*, rings and streams from {from} to {to} in place of \
+             what is there, and chown -R them to uid {uid}",
+            from = from.display(),
+            to = to.display()
+        )
+    })
+}
+
+/// Makes a directory, and what is missing above it; false: it was there.
+fn make(path: &Path, mode: u32) -> io::Result<bool> {
+    let create = || fs::DirBuilder::new().mode(mode).create(path);
+    let made = match (create(), path.parent()) {
+        (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
+            fs::DirBuilder::new().recursive(true).mode(mode).create(above).and_then(|()| create())
+        }
+        (made, _) => made,
+    };
+    match made {
+        Ok(()) => Ok(true),
+        Err(_) if path.is_dir() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens the file that is locked; makes it if it is missing. Nobody else's file, and nothing behind a link, is written to.
+fn open_lock(path: &Path, uid: u32) -> Result<File, StateDirError> {
+    let not_ours = || StateDirError::NotOurLock { path: path.to_owned(), uid };
+    let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+    let file = options.open(path.join(LOCK)).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP | libc::EISDIR) => not_ours(),
+        _ => unusable(error),
+    })?;
+    let metadata = file.metadata().map_err(unusable)?;
+    let ours = metadata.is_file() && metadata.uid() == uid && metadata.nlink() == 1;
+    if ours { Ok(file) } else { Err(not_ours()) }
 }
 
 /// Makes the server's directory, which nobody else has a way into.
@@ -240,6 +320,53 @@ mod tests {
     }
 
     #[test]
+    fn what_others_may_write_in_is_refused_and_keeps_its_mode() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
+        let mode = || fs::metadata(dir.path()).expect("it is there").mode() & 0o7777;
+        let link = dir.path().with_extension("link");
+        std::os::unix::fs::symlink(dir.path(), &link).expect("a link");
+        for open in [0o1777, 0o777, 0o775, 0o757] {
+            set(open);
+            for path in [dir.path(), &link] {
+                let error = StateDir::take(path, &commands(false), None).expect_err("refused").to_string();
+                assert!(error.contains(&format!("others may write in it (mode {open:04o})")), "{error}");
+                assert!(error.contains("chmod go-w"), "{error}");
+                assert_eq!(mode(), open);
+            }
+        }
+        fs::remove_file(&link).expect("ours");
+        assert_eq!(fs::read_dir(dir.path()).expect("there").count(), 0);
+        // One that is there and was not made by a daemon keeps its mode.
+        set(0o755);
+        for _ in 0..2 {
+            drop(StateDir::take(dir.path(), &commands(false), None).expect("taken"));
+            assert_eq!(mode(), 0o755);
+        }
+    }
+
+    #[test]
+    fn a_planted_lock_is_not_written_to() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (path, victim) = (dir.path().join("state"), dir.path().join("victim"));
+        fs::write(&victim, "precious").expect("written");
+        drop(StateDir::take(&path, &commands(false), None).expect("taken"));
+        let lock = path.join(LOCK);
+        let plants: [fn(&Path, &Path) -> io::Result<()>; 3] = [
+            |victim, lock| std::os::unix::fs::symlink(victim, lock),
+            |victim, lock| fs::hard_link(victim, lock),
+            |_, lock| fs::create_dir(lock),
+        ];
+        for plant in plants {
+            fs::remove_file(&lock).expect("there");
+            plant(&victim, &lock).expect("planted");
+            let error = StateDir::take(&path, &commands(false), None).expect_err("refused").to_string();
+            assert!(error.contains("lock in it is not a regular file"), "{error}");
+            assert_eq!(fs::read_to_string(&victim).expect("there"), "precious");
+        }
+    }
+
+    #[test]
     fn the_server_gets_a_directory_of_its_own() {
         let server = ServerUser { uid: 3_999_998, gid: 3_999_997 };
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -268,6 +395,25 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), &own).expect("a link");
         StateDir::take(&path, &commands(false), Some(server)).expect_err("refused");
         assert_eq!(fs::metadata(dir.path()).expect("there").uid(), 0);
+    }
+
+    #[test]
+    fn state_that_is_not_used_is_spoken_of_until_another_is_begun() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let server = Some(ServerUser { uid: 3_999_998, gid: 3_999_997 });
+        let (own, other) = (dir.path().join("journal.sqlite"), dir.path().join("server/journal.sqlite"));
+        fs::create_dir(dir.path().join("server")).expect("made");
+        assert_eq!((left_aside(dir.path(), server), left_aside(dir.path(), None)), (None, None));
+        fs::write(&own, "").expect("written");
+        let line = left_aside(dir.path(), server).expect("one is there");
+        assert!(line.starts_with(&format!("the state in {} is not used", dir.path().display())), "{line}");
+        assert!(line.contains("chown -R them to uid 3999998"), "{line}");
+        assert_eq!(left_aside(dir.path(), None), None);
+        fs::rename(&own, &other).expect("moved");
+        let line = left_aside(dir.path(), None).expect("one is there");
+        assert!(line.starts_with(&format!("the state in {}/server is not used", dir.path().display())), "{line}");
+        fs::write(&own, "").expect("written");
+        assert_eq!((left_aside(dir.path(), server), left_aside(dir.path(), None)), (None, None));
     }
 
     #[test]

@@ -5,13 +5,15 @@
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
 use crate::ids::TenantId;
+
+const INSTANCE_ID: &str = "instance-id";
 
 /// Bytes of one slot of a counter file: the number and its complement.
 const SLOT_BYTES: usize = 16;
@@ -31,7 +33,7 @@ impl StateDir {
 
     /// The random name of this directory's world of ids, made at first use.
     pub(super) fn instance_id(&self) -> io::Result<String> {
-        let path = self.path.join("instance-id");
+        let path = self.path.join(INSTANCE_ID);
         match fs::read_to_string(&path) {
             Ok(id) if id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) => return Ok(id),
             Ok(_) => tracing::warn!(path = %path.display(), "the instance id is damaged, a new one is made"),
@@ -40,7 +42,7 @@ impl StateDir {
         }
         let id = random_hex()?;
         // Written beside and renamed, so that it is never there in part.
-        let beside = self.path.join(format!("instance-id.{id}"));
+        let beside = self.path.join(format!("{INSTANCE_ID}.{id}"));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
         file.write_all(id.as_bytes())?;
         fs::rename(&beside, &path)?;
@@ -49,10 +51,33 @@ impl StateDir {
 
     /// The counter of one kind of id of one tenant.
     pub(super) fn counter(&self, tenant: &TenantId, kind: &str) -> io::Result<Counter> {
-        // A tenant's name is configuration and may hold anything; in hexadecimal it is a file name.
-        let name: String = tenant.0.bytes().map(|byte| format!("{byte:02x}")).collect();
-        Counter::open(&self.path.join(format!("{kind}-counter-{name}")))
+        Counter::open(&self.path.join(counter_name(tenant, kind)))
     }
+
+    /// Whether the instance id of a directory, and the counters of these kinds of ids of a tenant, can be used as far as they
+    /// are there. Another process may be using them; nothing is changed.
+    pub(super) fn probe(path: &Path, tenant: &TenantId, kinds: &[&str]) -> io::Result<()> {
+        let probe = |name: &str, probed: io::Result<()>| match probed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io::Error::new(error.kind(), format!("{name}: {error}")))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        };
+        probe(INSTANCE_ID, File::open(path.join(INSTANCE_ID)).and_then(|mut file| file.read(&mut [0]).map(drop)))?;
+        for kind in kinds {
+            let name = counter_name(tenant, kind);
+            let file = OpenOptions::new().read(true).write(true).open(path.join(&name));
+            probe(&name, file.and_then(|file| latest_and_filled(&file).map(drop)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The file of a counter.
+fn counter_name(tenant: &TenantId, kind: &str) -> String {
+    // A tenant's name is configuration and may hold anything; in hexadecimal it is a file name.
+    let name: String = tenant.0.bytes().map(|byte| format!("{byte:02x}")).collect();
+    format!("{kind}-counter-{name}")
 }
 
 /// Random letters that nobody can guess.
@@ -72,21 +97,8 @@ pub(super) struct Counter {
 impl Counter {
     fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        let mut slots = [0; 2 * SLOT_BYTES];
-        let mut filled = 0;
-        while filled < slots.len() {
-            match file.read_at(&mut slots[filled..], filled as u64)? {
-                0 => break,
-                bytes => filled += bytes,
-            }
-        }
-        let latest = slots[..filled].chunks(SLOT_BYTES).filter_map(decode).max();
-        // A first write that was cut short was never told to anybody; anything longer that does not read back is damage.
-        if latest.is_none() && filled > SLOT_BYTES {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the task counter is damaged"));
-        }
-        let latest = latest.unwrap_or(0);
-        if filled < slots.len() {
+        let (latest, filled) = latest_and_filled(&file)?;
+        if filled < 2 * SLOT_BYTES {
             // Takes its place on the disk now: on one that is full later, written places can still be written.
             let unused = if latest % 2 == 1 { SLOT_BYTES } else { 0 };
             file.write_all_at(&encode(0), unused as u64)?;
@@ -104,6 +116,24 @@ impl Counter {
         *latest = next;
         Ok(next)
     }
+}
+
+/// The number that a counter file gave out last, and how many bytes of its slots are there.
+fn latest_and_filled(file: &File) -> io::Result<(u64, usize)> {
+    let mut slots = [0; 2 * SLOT_BYTES];
+    let mut filled = 0;
+    while filled < slots.len() {
+        match file.read_at(&mut slots[filled..], filled as u64)? {
+            0 => break,
+            bytes => filled += bytes,
+        }
+    }
+    let latest = slots[..filled].chunks(SLOT_BYTES).filter_map(decode).max();
+    // A first write that was cut short was never told to anybody; anything longer that does not read back is damage.
+    if latest.is_none() && filled > SLOT_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the counter is damaged"));
+    }
+    Ok((latest.unwrap_or(0), filled))
 }
 
 fn encode(number: u64) -> [u8; SLOT_BYTES] {

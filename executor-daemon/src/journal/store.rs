@@ -117,16 +117,52 @@ impl Store {
             return Err(Unusable::Damaged("it is empty".to_owned()));
         }
         let store = Self::connect(path)?;
+        store.check_marks()?;
+        let check: String = store.one("pragma quick_check(1)", ())?;
+        if check == "ok" { Ok(store) } else { Err(Unusable::Damaged(check)) }
+    }
+
+    /// Whether [`Store::open`] could use what is there. Another process may be using it; nothing of it is changed.
+    ///
+    /// # Errors
+    /// As [`Store::open`]. One that is damaged is none: it would be set aside.
+    pub(super) fn probe(directory: &Path) -> io::Result<()> {
+        for beside in BESIDE {
+            let name = format!("{FILE}{beside}");
+            match OpenOptions::new().read(true).write(true).open(directory.join(&name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io::Error::new(error.kind(), format!("{name}: {error}")));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        let path = directory.join(FILE);
+        if fs::metadata(&path).map_or(0, |metadata| metadata.len()) == 0 {
+            return Ok(());
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let probe = || {
+            let connection = Connection::open_with_flags(&path, flags)?;
+            connection.busy_timeout(BUSY)?;
+            Self { connection, path: path.clone() }.check_marks()
+        };
+        match probe() {
+            Ok(()) | Err(Unusable::Damaged(_)) => Ok(()),
+            Err(Unusable::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Whether it is a journal of this program, of the version that it knows.
+    fn check_marks(&self) -> Result<(), Unusable> {
         let (application, version): (i32, i32) =
-            (store.one("pragma application_id", ())?, store.one("pragma user_version", ())?);
+            (self.one("pragma application_id", ())?, self.one("pragma user_version", ())?);
         if application != APPLICATION_ID {
             return Err(refused("it is not a journal of this program"));
         }
         if version != VERSION {
             return Err(refused(&format!("it is of version {version}, this program knows version {VERSION}")));
         }
-        let check: String = store.one("pragma quick_check(1)", ())?;
-        if check == "ok" { Ok(store) } else { Err(Unusable::Damaged(check)) }
+        Ok(())
     }
 
     /// A connection to a database that exists.

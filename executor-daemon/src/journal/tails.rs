@@ -135,6 +135,14 @@ impl Tails {
         Ok(Self { directory, max_bytes: MAX_BYTES, kept: Mutex::default() })
     }
 
+    /// Whether [`Tails::open`] could use what is there. Changes nothing.
+    pub(super) fn probe(state_dir: &Path) -> io::Result<()> {
+        match super::probe_directory(&state_dir.join("streams")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            probed => probed,
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn with_cap(state_dir: &Path, max_bytes: u64) -> io::Result<Self> {
         Ok(Self { max_bytes, ..Self::open(state_dir)? })

@@ -70,8 +70,11 @@ pub(super) enum Notice {
     Ready,
     /// The server has drained.
     Drained,
-    /// The engine's process is gone or talks nonsense.
-    LinkLost,
+    /// The engine's end of the link is gone.
+    LinkLost {
+        /// It was closed. False: it talked nonsense, and was given up.
+        understood: bool,
+    },
     /// The same of one that could not take over yet.
     NextLost {
         /// It is gone. False: it talks nonsense.

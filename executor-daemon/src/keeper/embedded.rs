@@ -84,7 +84,7 @@ fn keep(spill_dir: &std::path::Path) -> io::Result<()> {
         for notice in desk.turn(None)? {
             match notice {
                 Notice::Standby => desk.promote()?,
-                Notice::LinkLost | Notice::NextLost { .. } => break 'host,
+                Notice::LinkLost { .. } | Notice::NextLost { .. } => break 'host,
                 Notice::Ready | Notice::Drained | Notice::Child { .. } | Notice::Signal(_) => {}
             }
         }

@@ -85,6 +85,8 @@ struct Daemon {
     next_by: Option<Instant>,
     /// It is there.
     standby: bool,
+    /// Those that closed their links, and by when they must have ended.
+    leaving: Vec<(i32, Instant)>,
     /// The program that servers are started from.
     program: Program,
     back_off: Duration,
@@ -130,6 +132,7 @@ impl Daemon {
             ready_since: None,
             next_by: None,
             standby: false,
+            leaving: Vec::new(),
             program: Program::open(server_user)?,
             back_off: Duration::ZERO,
             was_ready: false,
@@ -148,9 +151,16 @@ impl Daemon {
                 self.next_by = None;
                 kill(self.desk.next_server);
             }
+            for (pid, _) in self.leaving.extract_if(.., |(_, by)| *by <= Instant::now()) {
+                kill(Some(pid));
+            }
             let waits = self.desk.server.is_none() && self.next_by.is_none();
             let mut stop = None;
-            let notices = self.desk.turn(self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at)))?;
+            let next_step = self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at));
+            let notices = self.desk.turn(next_step.into_iter().chain(self.leaving.iter().map(|(_, by)| *by)).min())?;
+            self.leaving.retain(|(pid, _)| {
+                !notices.iter().any(|one| matches!(one, Notice::Child { pid: reaped, .. } if reaped == pid))
+            });
             // The id of one that has been reaped is not its own any more.
             let reaped =
                 |pid| notices.iter().any(|one| matches!(one, Notice::Child { pid: reaped, .. } if *reaped == pid));
@@ -167,16 +177,16 @@ impl Daemon {
                         kill(unreaped(self.desk.server));
                         self.promote_if_free()?;
                     }
-                    // Its end was only just reported, or it closed the link: either way it is over with it.
-                    Notice::LinkLost | Notice::Drained => kill(unreaped(self.desk.server)),
-                    Notice::NextLost { understood } => {
-                        if !understood {
-                            log(format_args!("the new server does not speak this keeper's language and is ended"));
-                        }
+                    // It is over with one that closes the link: it gets time to say why, and its exit code is its own.
+                    Notice::LinkLost { understood: true } => self.let_end(unreaped(self.desk.server)),
+                    Notice::NextLost { understood: true } => self.let_end(unreaped(self.desk.next_server)),
+                    Notice::LinkLost { understood: false } | Notice::Drained => kill(unreaped(self.desk.server)),
+                    Notice::NextLost { understood: false } => {
+                        log(format_args!("the new server does not speak this keeper's language and is ended"));
                         kill(unreaped(self.desk.next_server));
                     }
                     Notice::Child { pid, status } if self.desk.server == Some(pid) => {
-                        start_at = self.server_ended(status);
+                        start_at = self.server_ended(status)?;
                         self.promote_if_free()?;
                     }
                     Notice::Child { pid, status } if self.desk.next_server == Some(pid) => {
@@ -238,6 +248,11 @@ impl Daemon {
         }
     }
 
+    /// Leaves a server, if it still lives, to its end for a while.
+    fn let_end(&mut self, server: Option<i32>) {
+        self.leaving.extend(server.map(|pid| (pid, Instant::now() + EXIT_LIMIT)));
+    }
+
     /// Makes the server that stands by the server, once there is no other.
     fn promote_if_free(&mut self) -> io::Result<()> {
         if self.standby && self.desk.server.is_none() {
@@ -251,7 +266,7 @@ impl Daemon {
     /// One that was to take over has ended before it could. Returns when the next one may be started.
     ///
     /// # Errors
-    /// When it was the first one and gave up by itself: it has said why, and would do so again.
+    /// As [`Self::may_start_again`].
     fn next_ended(&mut self, status: i32) -> io::Result<Instant> {
         self.desk.next_server = None;
         self.desk.drop_next();
@@ -261,13 +276,22 @@ impl Daemon {
             log(format_args!("the new server {} before it was ready; the old one stays", Ended(status)));
             return Ok(Instant::now());
         }
-        if !self.was_ready && libc::WIFEXITED(status) {
-            self.listening.iter().for_each(Listening::remove_file);
-            return Err(io::Error::other(format!("the server {} before it was ready", Ended(status))));
-        }
+        self.may_start_again(status)?;
         self.back_off = next_back_off(self.back_off);
         log(format_args!("the server {}; starting it again in {:?}", Ended(status), self.back_off));
         Ok(Instant::now() + self.back_off)
+    }
+
+    /// Whether another server is to be started after one that ended so.
+    ///
+    /// # Errors
+    /// When it was the first one and gave up by itself: it has said why, and would do so again.
+    fn may_start_again(&self, status: i32) -> io::Result<()> {
+        if self.was_ready || !libc::WIFEXITED(status) {
+            return Ok(());
+        }
+        self.listening.iter().for_each(Listening::remove_file);
+        Err(io::Error::other(format!("the server {} before it was ready", Ended(status))))
     }
 
     /// The next server is the one that has proven itself, told what that one was told.
@@ -293,19 +317,23 @@ impl Daemon {
     }
 
     /// The server has ended. What it had started goes on. Returns when the next one may be started.
-    fn server_ended(&mut self, status: i32) -> Instant {
+    ///
+    /// # Errors
+    /// As [`Self::may_start_again`].
+    fn server_ended(&mut self, status: i32) -> io::Result<Instant> {
         self.desk.server = None;
         self.desk.detach();
         let served = self.ready_since.take().map(|since| since.elapsed());
         if self.standby {
-            return Instant::now();
+            return Ok(Instant::now());
         }
+        self.may_start_again(status)?;
         // If it was the newer program that could not take over, the one before can.
         self.keep_old();
         self.back_off = back_off_after(self.back_off, status, served);
         let again = if self.back_off.is_zero() { "at once".to_owned() } else { format!("in {:?}", self.back_off) };
         log(format_args!("the server {}; starting it again {again}", Ended(status)));
-        Instant::now() + self.back_off
+        Ok(Instant::now() + self.back_off)
     }
 
     /// SIGTERM or SIGINT: drain, then end what is left, then exit.
@@ -318,7 +346,9 @@ impl Daemon {
         if self.desk.ask_for_drain() {
             // A second signal is for those who do not want to wait.
             self.wait(self.drain_limit, |desk, notice| match notice {
-                Some(Notice::Drained | Notice::LinkLost | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => true,
+                Some(Notice::Drained | Notice::LinkLost { .. } | Notice::Signal(Signal::SIGTERM | Signal::SIGINT)) => {
+                    true
+                }
                 Some(Notice::Child { pid, .. }) => desk.server == Some(pid),
                 Some(Notice::Ready | Notice::Standby | Notice::NextLost { .. } | Notice::Signal(_)) | None => false,
             })?;

@@ -1,6 +1,7 @@
 //! The daemon's keeper with real processes: start, identities, the server's death, signals, PID 1, the end.
 
 mod server_user;
+mod state;
 
 use std::{
     fs,

@@ -125,11 +125,10 @@ impl Desk {
                         self.engine_says(message, packet);
                         continue;
                     }
-                    Ok(_) | Err(_) => {}
+                    Ok(_) | Err(_) => self.lose_link(false),
                 },
-                Received::Closed => {}
+                Received::Closed => self.lose_link(true),
             }
-            self.lose_link();
             return false;
         }
         true
@@ -139,15 +138,15 @@ impl Desk {
     pub(super) fn hear_out(&mut self) {
         while self.link_event(false) {}
         if self.link.is_some() {
-            self.lose_link();
+            self.lose_link(true);
         }
     }
 
-    fn lose_link(&mut self) {
+    fn lose_link(&mut self, understood: bool) {
         if let Some(link) = self.link.take() {
             link.close(&self.epoll);
         }
-        self.notices.push(Notice::LinkLost);
+        self.notices.push(Notice::LinkLost { understood });
     }
 
     /// One that is greeted has one thing to say.
@@ -172,7 +171,7 @@ impl Desk {
                 // If it is gone, the channel knows.
                 let _ = link.send(&self.epoll, frame, fds);
             }
-            Err(_no_memory_for_it) => self.lose_link(),
+            Err(_no_memory_for_it) => self.lose_link(false),
         }
     }
 
