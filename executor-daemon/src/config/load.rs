@@ -68,7 +68,7 @@ pub struct Daemon {
     pub identity: Identity,
     /// Who the server runs as. `None`: as the daemon itself.
     pub server_user: Option<ServerUser>,
-    /// The state directory; what the server keeps is in [`StateDir::server_s`](super::StateDir::server_s) of it.
+    /// The state directory; what the server keeps is in [`StateDir::of_server`](super::StateDir::of_server) of it.
     pub state_dir: PathBuf,
     /// What is unprotected in this mode, as one clause. `None`: nothing to state.
     pub unprotected: Option<String>,
@@ -106,7 +106,7 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let start_dir = around.start_dir.clone().filter(|dir| dir.to_str().is_some());
     let defaults = Settings {
         start_dir: start_dir.unwrap_or_else(|| workdir.clone()),
-        ..Settings::new(StateDir::server_s(&state_dir, server_user), workdir, environment)
+        ..Settings::new(StateDir::of_server(&state_dir, server_user), workdir, environment)
     };
     let settings = settings(&mut values, defaults);
     match identity {

@@ -21,14 +21,14 @@ use super::identity;
 use crate::keeper::{ServerUser, protocol::Identity};
 
 /// What root keeps its state in.
-const ROOT_S: &str = "/var/lib/executor-daemon";
+const ROOT_STATE_DIR: &str = "/var/lib/executor-daemon";
 
 /// The file that is locked.
 const LOCK: &str = "lock";
 
 /// A daemon that was killed leaves children that hold its lock until they have ended what they had started. That long
 /// a new one waits for them, and looks that often.
-const DEAD_HOLDER_S_CHILDREN: Duration = Duration::from_secs(10);
+const DEAD_HOLDERS_CHILDREN: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Mode of the directory where nobody but the daemon's user has business in it.
@@ -130,7 +130,7 @@ pub enum StateDirError {
 /// The directory that is used when none is configured. The error is a whole sentence.
 pub(super) fn default_path(root: bool) -> Result<PathBuf, String> {
     if root {
-        return Ok(ROOT_S.into());
+        return Ok(ROOT_STATE_DIR.into());
     }
     // As the base directory specification says, a relative XDG_STATE_HOME counts as none.
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -153,7 +153,7 @@ impl StateDir {
     /// Where the server keeps what it writes: a directory of its own where it has a user of its own, else the state directory
     /// itself.
     #[must_use]
-    pub fn server_s(path: &Path, server: Option<ServerUser>) -> PathBuf {
+    pub fn of_server(path: &Path, server: Option<ServerUser>) -> PathBuf {
         if server.is_some() { path.join("server") } else { path.to_owned() }
     }
 
@@ -186,9 +186,9 @@ impl StateDir {
             if !identity::server_can_enter(server, path) {
                 return Err(StateDirError::OutOfServersReach { path: path.to_owned(), uid: server.uid });
             }
-            give_to_server(&Self::server_s(path, Some(server)), server)?;
+            give_to_server(&Self::of_server(path, Some(server)), server)?;
         }
-        let given_up = Instant::now() + DEAD_HOLDER_S_CHILDREN;
+        let given_up = Instant::now() + DEAD_HOLDERS_CHILDREN;
         let mut lock = loop {
             let file = open_lock(path, uid)?;
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -382,7 +382,7 @@ mod tests {
             return;
         }
         drop(taken.expect("it can be reached now"));
-        let own = StateDir::server_s(&path, Some(server));
+        let own = StateDir::of_server(&path, Some(server));
         let metadata = fs::metadata(&own).expect("it is there");
         assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (3_999_998, 3_999_997, 0o700));
         assert_eq!(fs::metadata(&path).expect("there").uid(), 0);

@@ -111,7 +111,7 @@ async fn a_spill_that_cannot_be_made_is_unavailable(world: &World) {
 
 /// Runs the daemon with a state directory of 1 MiB that nobody else sees.
 fn on_a_small_disk() -> Setup {
-    let mount = "mount -t tmpfs -o size=1m none \"$0/state\" && exec \"$@\"";
+    let mount = "mount -t tmpfs -o mode=0711,size=1m none \"$0/state\" && exec \"$@\"";
     let user: &[&str] = if Uid::effective().is_root() { &[] } else { &["--user", "--map-root-user"] };
     let words = [&["unshare", "--mount"], user, &["sh", "-c", mount, "${ROOT}"]].concat();
     Setup { launcher: words.into_iter().map(ToOwned::to_owned).collect(), max_output_bytes: 1_000, ..Setup::default() }
