@@ -18,8 +18,11 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
-        Ok("speaks another language") => match say(&[INLINE, 99]).and_then(|()| hear_everything()) {
-            Ok(()) => ExitCode::SUCCESS,
+        Ok("speaks another language") => match say(&[INLINE, 99]) {
+            // However it is told that nobody listens, it stays until it is killed.
+            Ok(()) => loop {
+                std::thread::park();
+            },
             Err(_) => ExitCode::FAILURE,
         },
         // Its turn has come with the keeper's second message.
