@@ -163,7 +163,13 @@ pub fn run_cut(mut setup: Setup, body: impl AsyncFnOnce(&World)) {
         return tell(format_args!("not over cut connections: {reason}"));
     }
     setup.faults = Some(CUTS);
-    run(Backend::Unix, setup, body);
+    run(Backend::Unix, setup, async |world: &World| {
+        body(world).await;
+        // One that is open is old enough before long, also where the body was over sooner.
+        if world.faults().seen().connections > 0 {
+            wait_for("a connection is cut", HANGS, || world.faults().seen().cuts > 0).await;
+        }
+    });
 }
 
 /// Cuts each connection at this age.

@@ -9,6 +9,7 @@
 
 mod model;
 mod server;
+mod task;
 mod world;
 
 use std::cell::RefCell;

@@ -142,7 +142,7 @@ impl Daemon {
     fn run(mut self) -> io::Result<()> {
         let mut start_at = Instant::now();
         loop {
-            let waits = self.desk.server.is_none() && self.next_by.is_none();
+            let waits = self.desk.server.is_none() && self.desk.next_server.is_none();
             if waits && Instant::now() >= start_at {
                 start_at = self.start_server()?;
             }
@@ -154,7 +154,7 @@ impl Daemon {
             for (pid, _) in self.leaving.extract_if(.., |(_, by)| *by <= Instant::now()) {
                 kill(Some(pid));
             }
-            let waits = self.desk.server.is_none() && self.next_by.is_none();
+            let waits = self.desk.server.is_none() && self.desk.next_server.is_none();
             let mut stop = None;
             let next_step = self.next_by.filter(|_| !self.standby).or(waits.then_some(start_at));
             let notices = self.desk.turn(next_step.into_iter().chain(self.leaving.iter().map(|(_, by)| *by)).min())?;

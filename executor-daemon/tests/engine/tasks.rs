@@ -67,12 +67,12 @@ async fn a_final_status_comes_with_all_the_output() {
 async fn a_kill_is_evidence_also_for_who_asks_second() {
     let world = World::new().await;
     let id = world
-        .task("trap 'echo bye; exit 0' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.1; done' & wait")
+        .task("trap 'echo bye; echo > asked; exit 0' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.1; done' & wait")
         .await;
     let pid = world.wrote("pid").await;
     let (first, second) = tokio::join!(world.kill(&id), async {
         // Comes during the grace, which the escaped one makes the first wait for.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        world.wrote("asked").await;
         world.kill(&id).await
     });
     assert_eq!(first, KillOutcome::default());

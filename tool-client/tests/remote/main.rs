@@ -22,6 +22,8 @@ use tool_client::executor::{
 #[allow(dead_code, reason = "the tests of the command line use the rest")]
 mod fake;
 
+mod reads;
+
 use fake::{Daemon, Script, WireMode};
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -432,40 +434,6 @@ async fn too_much_is_refused_in_both_directions() {
     let error = stream.next().await.expect("an item").expect_err("2 MiB are above what is read");
     assert!(matches!(&error, ExecutorError::Unavailable { cause, .. } if cause.contains("too large")), "{error:?}");
     assert!(stream.next().await.is_none());
-}
-
-#[tokio::test]
-async fn a_delta_comes_in_chunks() {
-    let part = |event| v1::ReadOutputEvent { event: Some(event) };
-    let status = |end| {
-        let running = v1::task_status::Status::Running(v1::task_status::Running {});
-        part(v1::read_output_event::Event::Status(v1::ReadOutputStatus {
-            status: Some(v1::TaskStatus { status: Some(running) }),
-            stdout: Some(v1::StreamDelta { start: 5, end, dropped: 5, spill: None, missing: 0 }),
-            stderr: Some(v1::StreamDelta::default()),
-        }))
-    };
-    let bytes = |offset, data| part(v1::read_output_event::Event::Chunk(chunk(offset, data)));
-    let daemon = Daemon::start(Script {
-        reads: [
-            vec![bytes(5, b"ab"), bytes(7, b"c"), status(8)],
-            vec![bytes(5, b"ab"), status(8)],
-            vec![bytes(5, b"ab")],
-        ]
-        .into(),
-        ..Script::default()
-    });
-    let client = client(&daemon);
-    let id = TaskId("bash-1".into());
-    let output = client.read_output(None, &id, None).await.expect("it reads");
-    assert_eq!((&output.stdout.data[..], output.stdout.start, output.stdout.dropped), (&b"abc"[..], 5, 5));
-    for what in ["bytes are missing", "the status is missing"] {
-        let error = client.read_output(None, &id, None).await.expect_err(what);
-        assert!(matches!(error, ExecutorError::Unavailable { .. }), "{error:?}");
-    }
-    assert_eq!(but_info(&daemon).len(), 3, "a read is not repeated where its name means nothing");
-    let names = daemon.seen().keys;
-    assert!(names[0] != names[1] && names[1] == names[2], "one without an answer is gone on with: {names:?}");
 }
 
 #[tokio::test]

@@ -8,7 +8,8 @@ use executor_proto::{
 };
 
 use super::{
-    server::{MAX_COMPLETIONS, MAX_FINISHED, Task, pick},
+    server::{MAX_COMPLETIONS, MAX_FINISHED, pick},
+    task::Task,
     world::{Command, World},
 };
 use crate::{

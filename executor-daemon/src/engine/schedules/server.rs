@@ -1,11 +1,10 @@
 //! Does to the rules what the engine does, in its order, one step at a time.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
-use bytes::Bytes;
 use executor_proto::{
     error::ExecutorError,
     types::{Exit, ReadId, StartKey, TaskId, TaskOutput, WatchEvent},
@@ -14,7 +13,8 @@ use executor_proto::{
 use super::{
     Spawn, Step, caller, callers,
     model::Model,
-    world::{Command, TAIL_BYTES, World, window},
+    task::{Driver, Permits, Task},
+    world::{Command, World, window},
 };
 use crate::{
     engine::{
@@ -22,15 +22,14 @@ use crate::{
         completions::{Completions, Watch},
         driver::end_facts,
         keys::{CommandDigest, FORGOTTEN, Found},
-        reads::{Asked, Both, Delta, Reads},
+        reads::{Asked, Both, Reads},
         recall,
         registry::{Keep, Kind, Recalled, Registry, Reservation, Reserved},
         task::{Cause, Phase, State},
     },
     ids::Caller,
     journal::{self, RecordedStart, Recovered, StartNumber},
-    limits::{CommandPermit, HostLimits, Limits, TaskPermit},
-    output,
+    limits::{HostLimits, Limits},
 };
 
 /// Caps that a short schedule reaches.
@@ -52,34 +51,6 @@ pub(super) struct Server {
     next_handle: u64,
 }
 
-/// One run or task.
-#[derive(Debug)]
-pub(super) struct Task {
-    pub(super) id: TaskId,
-    pub(super) kind: Kind,
-    pub(super) caller: Caller,
-    pub(super) command: u64,
-    number: StartNumber,
-    state: Mutex<State>,
-    reads: Mutex<Reads>,
-    /// What is kept of its output, once no more comes.
-    kept: Mutex<Option<Both<(u64, Bytes)>>>,
-    driver: Mutex<Driver>,
-}
-
-/// How far a driver is.
-#[derive(Debug, Default)]
-struct Driver {
-    recorded: bool,
-    told: bool,
-    tidied: bool,
-    released: bool,
-    over: bool,
-    permits: Option<Permits>,
-}
-
-type Permits = (CommandPermit, Option<TaskPermit>);
-
 /// A start under way.
 struct Starting {
     kind: Kind,
@@ -96,57 +67,6 @@ enum Stage {
     Begun(StartNumber),
     Runs(StartNumber),
     Named(StartNumber, TaskId),
-}
-
-impl Task {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    pub(super) fn over(&self) -> bool {
-        self.driver.lock().unwrap().over
-    }
-
-    fn new(facts: (TaskId, Kind, Caller, u64, StartNumber), state: State, reads: Reads, permits: Permits) -> Self {
-        let (id, kind, caller, command, number) = facts;
-        let driver = Mutex::new(Driver { permits: Some(permits), ..Driver::default() });
-        let (state, reads) = (Mutex::new(state), Mutex::new(reads));
-        Self { id, kind, caller, command, number, state, reads, kept: Mutex::default(), driver }
-    }
-
-    /// What its streams have from these positions on.
-    fn deltas(&self, world: &World, from: Both<u64>) -> Both<Delta> {
-        let kept = self.kept.lock().unwrap();
-        let delta = |name, cursor| {
-            let needed = output::needed_from(cursor);
-            let (start, bytes, closed) = match &*kept {
-                Some(kept) => {
-                    let (start, bytes) = kept.get(name);
-                    let from = needed.clamp(*start, start + bytes.len() as u64);
-                    (from, bytes.slice(usize::try_from(from - start).unwrap()..), true)
-                }
-                None => {
-                    let command = &world.commands[&self.command];
-                    let (start, bytes) = window(command.written.get(name), needed);
-                    (start, bytes, !command.alive())
-                }
-            };
-            output::delta_of(start, &bytes, cursor, TAIL_BYTES, closed)
-        };
-        use executor_proto::types::StreamName::{Stderr, Stdout};
-        Both { stdout: delta(Stdout, from.stdout), stderr: delta(Stderr, from.stderr) }
-    }
-
-    fn request(&self, world: &mut World, cause: Cause) {
-        let mut state = self.state();
-        let running = state.phase() == Phase::Running;
-        state.request(cause);
-        if running && let Some(command) = world.commands.get_mut(&self.command) {
-            command.asked = true;
-            // Nothing before it has asked for the end.
-            command.stopped |= state.ended_for() == Some(Cause::Stopping);
-        }
-    }
 }
 
 impl Server {
