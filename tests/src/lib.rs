@@ -165,9 +165,14 @@ pub fn run_cut(mut setup: Setup, body: impl AsyncFnOnce(&World)) {
     setup.faults = Some(CUTS);
     run(Backend::Unix, setup, async |world: &World| {
         body(world).await;
-        // One that is open is old enough before long, also where the body was over sooner.
-        if world.faults().seen().connections > 0 {
-            wait_for("a connection is cut", HANGS, || world.faults().seen().cuts > 0).await;
+        // One that stays open is old enough before long, also where the body was over sooner.
+        let seen = || world.faults().seen();
+        wait_for("a connection is cut, or all are closed", HANGS, || {
+            seen().cuts > 0 || seen().closed == seen().connections
+        })
+        .await;
+        if seen().cuts == 0 {
+            tell("not cut: its connections were closed before they were old enough");
         }
     });
 }
