@@ -3,6 +3,7 @@
 //! [`Settings`] is what the engine and the server live by: plain values that are already checked, which main hands to
 //! the keeper and the keeper to the server as bytes.
 
+mod allowed;
 mod credentials;
 mod flags;
 mod identity;
@@ -10,12 +11,13 @@ mod keys;
 mod listen;
 mod load;
 mod problem;
+mod rules;
 mod secrets;
 mod state_dir;
 mod tenants;
 mod values;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,15 +27,18 @@ pub use self::{
     listen::ListenAddress,
     load::{Daemon, Surroundings, load},
     problem::Problem,
+    rules::{SandboxTool, TenantRules},
     state_dir::{StateDir, StateDirError},
 };
-use crate::{telemetry::LogSettings, tls::ServerTls};
+use crate::{ids::TenantId, telemetry::LogSettings, tls::ServerTls};
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Directory that commands start in when none is given. Absolute.
-    pub default_workdir: PathBuf,
+    /// What holds for a tenant that is not named below.
+    pub tenant_defaults: TenantRules,
+    /// What holds for those with rules of their own, by their names.
+    pub tenants: BTreeMap<String, TenantRules>,
     /// Directory that a relative workdir is resolved against: the one that the executor was started in. Absolute.
     pub start_dir: PathBuf,
     /// Timeout of a run that gives none, in milliseconds.
@@ -56,8 +61,6 @@ pub struct Settings {
     pub resume_window_ms: u64,
     /// Whether what lives on after a shell is ended at once instead of becoming leftovers.
     pub reap_descendants: bool,
-    /// Tasks that may run at the same time for one owner.
-    pub max_tasks_per_owner: u64,
     /// Tasks and runs that may run at the same time in all; the engine lowers it to what the limits of the host allow.
     pub max_tasks: u64,
     /// Leftovers per owner, before the oldest are ended.
@@ -68,9 +71,6 @@ pub struct Settings {
     pub finished_kept_seconds: u64,
     /// Completions that wait unacknowledged per owner, before the oldest go.
     pub max_completions_per_owner: u64,
-    /// The environment that commands get, before what the caller sets: already scrubbed and completed by
-    /// [`Settings::command_environment`].
-    pub environment: Vec<(OsString, OsString)>,
     /// The state directory: `spill/`, the task counter and whatever outlives the server.
     pub state_dir: PathBuf,
 }
@@ -81,7 +81,8 @@ impl Settings {
     pub fn new(state_dir: PathBuf, default_workdir: PathBuf, environment: Vec<(OsString, OsString)>) -> Self {
         Self {
             start_dir: default_workdir.clone(),
-            default_workdir,
+            tenant_defaults: TenantRules::new(default_workdir, environment),
+            tenants: BTreeMap::new(),
             timeout_ms: 120_000.0,
             max_timeout_ms: 600_000.0,
             max_output_bytes: 64_000,
@@ -92,15 +93,19 @@ impl Settings {
             heartbeat_ms: executor_proto::transport::HEARTBEAT.as_secs() * 1_000,
             resume_window_ms: executor_proto::transport::RESUME_WINDOW.as_secs() * 1_000,
             reap_descendants: false,
-            max_tasks_per_owner: 256,
             max_tasks: 16_384,
             max_leftovers_per_owner: 64,
             max_finished_per_owner: 1_000,
             finished_kept_seconds: 24 * 60 * 60,
             max_completions_per_owner: 4_096,
-            environment,
             state_dir,
         }
+    }
+
+    /// What holds for a tenant.
+    #[must_use]
+    pub fn rules(&self, tenant: &TenantId) -> &TenantRules {
+        self.tenants.get(&tenant.0).unwrap_or(&self.tenant_defaults)
     }
 
     /// The environment for commands made from this process's own: without credential-shaped names, with the variables

@@ -372,7 +372,7 @@ impl Inner {
         for kind in [Kind::Run, Kind::Task] {
             counters.insert((tenant.clone(), kind), Arc::new(state_dir.counter(&tenant, prefix(kind))?));
         }
-        let limits = Limits::new(settings.max_tasks, settings.max_tasks_per_owner, HostLimits::learn());
+        let limits = Limits::new(settings.max_tasks, settings.tenant_defaults.max_tasks_per_owner, HostLimits::learn());
         let identity = keeper.identities().first();
         let info = info::info(&settings, identity, state_dir.instance_id()?, limits.max_commands());
         let inner = Self {

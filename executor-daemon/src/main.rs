@@ -64,14 +64,14 @@ fn serve(flags: ServeFlags) -> ExitCode {
         credentials,
         sockets_are_shared,
         listeners,
-        identity,
+        identities,
         server_user,
         state_dir,
         unprotected,
         drain_limit,
     } = daemon;
     // Held until the keeper ends, so that no second daemon works on the same state.
-    let taken = match StateDir::take(&state_dir, &identity, server_user) {
+    let taken = match StateDir::take(&state_dir, &identities, server_user) {
         Ok(taken) => taken,
         Err(error) => {
             complain(&error);
@@ -94,7 +94,7 @@ fn serve(flags: ServeFlags) -> ExitCode {
         return ExitCode::from(OWN_FAILURE);
     }
     keeper::serve(keeper::KeeperOptions {
-        identities: vec![identity],
+        identities,
         listeners: listeners
             .into_iter()
             .map(|address| match address {

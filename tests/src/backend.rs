@@ -187,7 +187,8 @@ impl Setup {
         settings.reap_descendants = self.reap_descendants;
         settings.max_spill_bytes = self.max_spill_bytes.unwrap_or(settings.max_spill_bytes);
         settings.max_leftovers_per_owner = self.max_leftovers_per_owner.unwrap_or(settings.max_leftovers_per_owner);
-        settings.max_tasks_per_owner = self.max_tasks_per_owner.unwrap_or(settings.max_tasks_per_owner);
+        let rules = &mut settings.tenant_defaults;
+        rules.max_tasks_per_owner = self.max_tasks_per_owner.unwrap_or(rules.max_tasks_per_owner);
     }
 
     /// For a daemon: its configuration file.

@@ -53,7 +53,8 @@ Examples:
   executor-daemon serve --config /etc/executor-daemon/config.toml       (made by `executor-daemon init`)
   executor-daemon serve --listen tcp:0.0.0.0:7700 --token-file /run/secrets/token --insecure
 
-The file can also name tenants: [tenants.NAME] with any of token_file, certificate_names and peer_uids.
+The file can also name tenants: [tenants.NAME] with any of token_file, certificate_names and peer_uids, and with what holds
+for that tenant in place of what is said for all: run_as, workdir_roots, max_tasks and others (see README.md).
 SIGHUP replaces the server, which reads the token and certificate files again.
 
 Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 for its own failures.";

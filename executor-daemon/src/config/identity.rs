@@ -1,13 +1,14 @@
 //! Who commands run as.
 
 use std::{
-    ffi::{CString, OsString},
+    ffi::CString,
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use nix::unistd::{self, Gid, Uid, User};
+use rustix::thread::CapabilitySet;
 
 use crate::keeper::{ServerUser, protocol::Identity};
 
@@ -45,15 +46,63 @@ pub(super) fn resolve(asked: Option<&str>, uid: Uid) -> Result<Identity, String>
     }
 }
 
+/// Most users of a range: more owners than that are not told apart by a host.
+const MAX_RANGE: u32 = 65_536;
+
+/// A range of uids, `FIRST-LAST`, that need no accounts. They share the group that has the number of the first, and have no home
+/// yet. `uid` is the daemon's effective user. The error ends the sentence that the range begins.
+pub(super) fn range(asked: &str, uid: Uid) -> Result<Identity, String> {
+    let ends = asked.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    let (first, last): (u32, u32) = ends.ok_or("must be two uids with a dash between them, such as 70000-70063")?;
+    if first == 0 || last < first || last == u32::MAX || last - first >= MAX_RANGE {
+        return Err(format!("must go up, leave out root, and have {MAX_RANGE} uids at most"));
+    }
+    if !uid.is_root() {
+        return Err(format!("the daemon runs as uid {uid} and cannot become others; only root can"));
+    }
+    for (map, id) in [("/proc/self/uid_map", first), ("/proc/self/uid_map", last), ("/proc/self/gid_map", first)] {
+        exists_here(map, id)?;
+    }
+    Ok(Identity {
+        name: asked.to_owned(),
+        uid: first,
+        uids: last - first + 1,
+        gid: first,
+        groups: Vec::new(),
+        home: "/".into(),
+        change: true,
+        capabilities: Some(0),
+        allow_setuid: false,
+    })
+}
+
+fn exists_here(map: &str, id: u32) -> Result<(), String> {
+    if fs::read_to_string(map).is_ok_and(|map| !has_id(&map, id)) {
+        return Err(format!("id {id} does not exist in this user namespace ({map}); name a user that does"));
+    }
+    Ok(())
+}
+
+/// The bit of a capability, by its name. The error ends the sentence that the name begins.
+pub(super) fn capability(name: &str, uid: Uid) -> Result<u64, String> {
+    let known = name.strip_prefix("CAP_").and_then(CapabilitySet::from_name);
+    let bit = known.ok_or("is no capability; they are called like CAP_NET_BIND_SERVICE")?.bits();
+    if uid.is_root() { Ok(bit) } else { Err("cannot be given to commands; only a daemon that is root can".to_owned()) }
+}
+
 /// Decides who the server runs as, the process that faces the network. `None`: as the daemon itself. `asked` is the
-/// configuration's, `uid` the daemon's effective user, `commands` who commands run as. The error ends the sentence that the user
+/// configuration's, `uid` the daemon's effective user, `commands` all whom commands run as. The error ends the sentence that the user
 /// begins.
 ///
-/// Where commands run as root, nothing would be gained: a server can always have a command started.
-pub(super) fn resolve_server(asked: Option<&str>, uid: Uid, commands: &Identity) -> Result<Option<ServerUser>, String> {
+/// Where all commands run as root, nothing would be gained: a server can always have a command started.
+pub(super) fn resolve_server(
+    asked: Option<&str>,
+    uid: Uid,
+    commands: &[Identity],
+) -> Result<Option<ServerUser>, String> {
     let user = match asked {
         Some(asked) => asked_server(asked)?,
-        None if !uid.is_root() || !commands.change => return Ok(None),
+        None if !uid.is_root() || commands.iter().all(|commands| !commands.change) => return Ok(None),
         None => default_server()?,
     };
     if user.uid == uid.as_raw() {
@@ -62,16 +111,14 @@ pub(super) fn resolve_server(asked: Option<&str>, uid: Uid, commands: &Identity)
     if !uid.is_root() {
         return Err(format!("the daemon runs as uid {uid} and cannot become {}; only root can", user.uid));
     }
-    if user.uid == commands.uid {
+    if commands.iter().any(|commands| commands.has_uid(user.uid)) {
         return Err(format!(
             "must not be the user that commands run as (uid {}), who could end the server and read its memory",
             user.uid
         ));
     }
     for (map, id) in [("/proc/self/uid_map", user.uid), ("/proc/self/gid_map", user.gid)] {
-        if fs::read_to_string(map).is_ok_and(|map| !has_id(&map, id)) {
-            return Err(format!("id {id} does not exist in this user namespace ({map}); name a user that does"));
-        }
+        exists_here(map, id)?;
     }
     Ok(Some(user))
 }
@@ -135,10 +182,13 @@ fn own(uid: Uid, user: Option<User>) -> Result<Identity, String> {
     Ok(Identity {
         name: user.as_ref().map_or_else(|| uid.to_string(), |user| user.name.clone()),
         uid: uid.as_raw(),
+        uids: 1,
         gid: unistd::getegid().as_raw(),
         groups: groups.into_iter().map(Gid::as_raw).collect(),
         home: home.or_else(|| user.map(|user| user.dir)).unwrap_or_else(|| "/".into()),
         change: false,
+        capabilities: None,
+        allow_setuid: true,
     })
 }
 
@@ -155,28 +205,14 @@ fn other(user: User) -> Result<Identity, String> {
     Ok(Identity {
         name: user.name,
         uid: user.uid.as_raw(),
+        uids: 1,
         gid: user.gid.as_raw(),
         groups: groups.into_iter().map(Gid::as_raw).collect(),
         home: user.dir,
         change: true,
+        capabilities: Some(0),
+        allow_setuid: false,
     })
-}
-
-/// The variables that tell a command who it is, where that is not who the daemon is.
-pub(super) fn environment(
-    identity: &Identity,
-    mut environment: Vec<(OsString, OsString)>,
-) -> Vec<(OsString, OsString)> {
-    if identity.change {
-        let own = [
-            ("HOME", identity.home.clone().into_os_string()),
-            ("USER", identity.name.clone().into()),
-            ("LOGNAME", identity.name.clone().into()),
-        ];
-        environment.retain(|(name, _)| own.iter().all(|(set, _)| name.as_os_str() != *set));
-        environment.extend(own.map(|(name, value)| (name.into(), value)));
-    }
-    environment
 }
 
 /// Whether an identity may enter a directory, as far as modes tell: access lists can only be known by trying, and the daemon
@@ -217,7 +253,17 @@ mod tests {
     use super::*;
 
     fn someone() -> Identity {
-        Identity { name: "x".into(), uid: 12_345, gid: 12_345, groups: vec![7], home: "/home/x".into(), change: true }
+        Identity {
+            name: "x".into(),
+            uid: 12_345,
+            uids: 1,
+            gid: 12_345,
+            groups: vec![7],
+            home: "/home/x".into(),
+            change: true,
+            capabilities: Some(0),
+            allow_setuid: false,
+        }
     }
 
     #[test]
@@ -241,19 +287,19 @@ mod tests {
     fn the_server_has_a_user_of_its_own_where_commands_have() {
         let (root, nobody) = (Uid::from_raw(0), Uid::from_raw(12_346));
         let own = Identity { change: false, uid: 0, ..someone() };
-        assert_eq!(resolve_server(None, nobody, &someone()), Ok(None));
-        assert_eq!(resolve_server(None, root, &own), Ok(None), "commands are root anyway");
-        assert_eq!(resolve_server(Some("0"), root, &someone()), Ok(None), "root was named");
+        assert_eq!(resolve_server(None, nobody, &[someone()]), Ok(None));
+        assert_eq!(resolve_server(None, root, std::slice::from_ref(&own)), Ok(None), "commands are root anyway");
+        assert_eq!(resolve_server(Some("0"), root, &[someone()]), Ok(None), "root was named");
         // What nobody has in a namespace of few ids cannot be had.
         let there = fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| has_id(&map, 54_321));
-        let given = resolve_server(Some("54321"), root, &own);
+        let given = resolve_server(Some("54321"), root, &[own]);
         let server = ServerUser { uid: 54_321, gid: 54_321 };
         assert_eq!(given.clone().ok(), there.then_some(Some(server)), "{given:?}");
-        if let (true, Ok(server)) = (there, resolve_server(None, root, &someone())) {
+        if let (true, Ok(server)) = (there, resolve_server(None, root, &[someone()])) {
             let uid = server.expect("of its own").uid;
             assert!(uid != 0 && uid != someone().uid, "{uid}");
         }
-        let refused = |asked, uid| resolve_server(Some(asked), uid, &someone()).expect_err("refused");
+        let refused = |asked, uid| resolve_server(Some(asked), uid, &[someone()]).expect_err("refused");
         assert!(refused("12345", root).starts_with("must not be the user that commands run as"));
         assert!(refused("54321", nobody).ends_with("only root can"));
         assert_eq!(refused("no-such-user", root), "there is no such user on this host");
@@ -289,16 +335,5 @@ mod tests {
         fs::set_permissions(&inner, fs::Permissions::from_mode(0o755)).expect("a mode");
         assert!(!can_enter(&someone(), &inner), "what is above counts too");
         assert!(!can_enter(&someone(), &dir.path().join("none")));
-    }
-
-    #[test]
-    fn a_command_of_another_user_is_told_who_it_is() {
-        let given = vec![("HOME".into(), "/root".into()), ("PATH".into(), "/bin".into())];
-        let told = environment(&someone(), given.clone());
-        assert!(told.contains(&("HOME".into(), "/home/x".into())));
-        assert!(told.contains(&("LOGNAME".into(), "x".into())));
-        assert_eq!(told.len(), 4);
-        let own = Identity { change: false, ..someone() };
-        assert_eq!(environment(&own, given.clone()), given);
     }
 }

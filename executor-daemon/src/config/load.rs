@@ -1,6 +1,7 @@
 //! From what was written to what holds: every value checked, every mistake reported.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
@@ -9,12 +10,13 @@ use std::{
 use nix::unistd::Uid;
 
 use super::{
-    ServerSettings, Settings,
+    ServerSettings, Settings, allowed,
     credentials::{CredentialFiles, Credentials, TlsFiles},
     flags::ServeFlags,
     identity,
     listen::ListenAddress,
     problem::{Problem, Source},
+    rules::{TenantRules, Who},
     state_dir::{self, StateDir},
     tenants,
     values::{Given, Values},
@@ -48,7 +50,7 @@ impl Surroundings {
     }
 
     /// A path as it was written, made absolute.
-    fn absolute(&self, path: &str) -> PathBuf {
+    pub(super) fn absolute(&self, path: &str) -> PathBuf {
         self.start_dir.as_deref().unwrap_or(Path::new("/")).join(path)
     }
 }
@@ -64,8 +66,8 @@ pub struct Daemon {
     pub sockets_are_shared: bool,
     /// Where to listen; at least one.
     pub listeners: Vec<ListenAddress>,
-    /// Who commands run as.
-    pub identity: Identity,
+    /// Who commands run as; not empty, and index 0 is the default. [`TenantRules::identity`] is an index into it.
+    pub identities: Vec<Identity>,
     /// Who the server runs as. `None`: as the daemon itself.
     pub server_user: Option<ServerUser>,
     /// The state directory; what the server keeps is in [`StateDir::of_server`](super::StateDir::of_server) of it.
@@ -87,26 +89,38 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let tls = tls_files(&mut values, around);
     let listeners = listeners(&mut values, around, insecure || tls.is_some());
     let state_dir = state_directory(&mut values, around);
-    let identity = identity(&mut values, around);
-    let server_user = server_user(&mut values, around, identity.as_ref());
+    let for_all = Who::read(&mut values, around);
+    let identity = default_identity(&mut values, around, &for_all);
     let files = credential_files(&mut values, around, tls);
-    check_callers(&mut values, &files, &listeners, identity.as_ref());
     let credentials = files.read().unwrap_or_else(|problems| {
         problems.into_iter().for_each(|problem| values.note(problem));
         Credentials { tenants: Vec::new(), tls: None }
     });
-    let workdir = default_workdir(&mut values, around, identity.as_ref());
+    let environment = allowed::environment(&around.environment, None);
+    let rules = TenantRules::new(PathBuf::new(), environment).with(&mut values, around);
+    let mut identities = Vec::new();
+    let rules = placed(&mut values, around, rules, &for_all, identity.clone(), &mut identities);
+    let mut tenants = BTreeMap::new();
+    for table in files.tenants.iter().flatten() {
+        let Some(mut values_of_it) = values.of_tenant(&table.name, table.rules.clone()) else { continue };
+        let who = Who::read(&mut values_of_it, around).or(&for_all);
+        let its = who.identity(identity.as_ref());
+        let its_rules = rules.clone().with(&mut values_of_it, around);
+        let its_rules = placed(&mut values_of_it, around, its_rules, &who, its, &mut identities);
+        values_of_it.problems.into_iter().for_each(|problem| values.note(problem));
+        tenants.insert(table.name.clone(), its_rules);
+    }
+    let server_user = server_user(&mut values, around, &identities);
+    check_callers(&mut values, &files, &listeners, &identities);
     let log = log_settings(&mut values);
-    let environment = Settings::command_environment(around.environment.iter().cloned());
-    let environment = match &identity {
-        Some(identity) => identity::environment(identity, environment),
-        None => environment,
-    };
     // As with the default workdir: what cannot travel as text, or is gone, is no start.
     let start_dir = around.start_dir.clone().filter(|dir| dir.to_str().is_some());
     let defaults = Settings {
-        start_dir: start_dir.unwrap_or_else(|| workdir.clone()),
-        ..Settings::new(StateDir::of_server(&state_dir, server_user), workdir, environment)
+        start_dir: start_dir.unwrap_or_else(|| rules.default_workdir.clone()),
+        max_tasks: rules.max_tasks,
+        tenant_defaults: rules,
+        tenants,
+        ..Settings::new(StateDir::of_server(&state_dir, server_user), PathBuf::new(), Vec::new())
     };
     let settings = settings(&mut values, defaults);
     match identity {
@@ -120,12 +134,37 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
             server: ServerSettings { engine: settings, tenants: credentials.tenants, tls: credentials.tls, log },
             credentials: files,
             listeners,
-            identity,
+            identities,
             server_user,
             state_dir,
         }),
         Some(_) | None => Err(values.problems),
     }
+}
+
+/// Rules with who commands run as, and with a default workdir that these can enter.
+fn placed(
+    values: &mut Values,
+    around: &Surroundings,
+    mut rules: TenantRules,
+    who: &Who,
+    identity: Option<Identity>,
+    identities: &mut Vec<Identity>,
+) -> TenantRules {
+    rules.default_workdir = default_workdir(values, around, identity.as_ref(), &rules);
+    rules.allow_setuid = who.allow_setuid();
+    if let Some(mut identity) = identity {
+        if identity.uids > 1 {
+            identity.home.clone_from(&rules.default_workdir);
+        }
+        let known = identities.iter().position(|known| *known == identity).unwrap_or_else(|| {
+            identities.push(identity);
+            identities.len() - 1
+        });
+        // There are fewer tenants than bytes in a file that is read.
+        rules.identity = u32::try_from(known).unwrap_or(u32::MAX);
+    }
+    rules
 }
 
 /// What is unprotected where commands run as root, or as the daemon itself, or where the server is root.
@@ -175,24 +214,27 @@ fn state_directory(values: &mut Values, around: &Surroundings) -> PathBuf {
     }
 }
 
-fn identity(values: &mut Values, around: &Surroundings) -> Option<Identity> {
-    let given = values.text("run_as");
-    match identity::resolve(given.as_ref().map(|given| given.value.as_str()), Uid::from_raw(around.uid)) {
-        Ok(identity) => Some(identity),
+/// Who commands run as where a tenant's table does not say.
+fn default_identity(values: &mut Values, around: &Surroundings, for_all: &Who) -> Option<Identity> {
+    if for_all.was_said() {
+        return for_all.identity(None);
+    }
+    match identity::resolve(None, Uid::from_raw(around.uid)) {
+        Ok(otherwise) => for_all.identity(Some(&otherwise)),
         Err(problem) => {
-            values.note(match given {
-                Some(given) => given.problem(problem),
-                None => Problem::new(Source::Missing("run-as"), problem),
-            });
+            values.note(Problem::new(Source::Missing("run-as"), problem));
             None
         }
     }
 }
 
-fn server_user(values: &mut Values, around: &Surroundings, identity: Option<&Identity>) -> Option<ServerUser> {
+fn server_user(values: &mut Values, around: &Surroundings, identities: &[Identity]) -> Option<ServerUser> {
     let given = values.text("server_user");
     let asked = given.as_ref().map(|given| given.value.as_str());
-    identity::resolve_server(asked, Uid::from_raw(around.uid), identity?).unwrap_or_else(|problem| {
+    if identities.is_empty() {
+        return None;
+    }
+    identity::resolve_server(asked, Uid::from_raw(around.uid), identities).unwrap_or_else(|problem| {
         values.note(match given {
             Some(given) => given.problem(problem),
             None => Problem::new(Source::Missing("server-user"), problem),
@@ -241,12 +283,7 @@ fn credential_files(values: &mut Values, around: &Surroundings, tls: Option<TlsF
 }
 
 /// Nobody comes in whom nobody has named, and nobody is named who could not come in.
-fn check_callers(
-    values: &mut Values,
-    files: &CredentialFiles,
-    listeners: &[ListenAddress],
-    identity: Option<&Identity>,
-) {
+fn check_callers(values: &mut Values, files: &CredentialFiles, listeners: &[ListenAddress], identities: &[Identity]) {
     let client_ca = files.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     // A mistake in the TLS files was noted where it was found, and is the reason that there is no authority.
     if listeners.iter().any(ListenAddress::is_tcp) && !files.has_tokens() && !client_ca {
@@ -261,7 +298,7 @@ fn check_callers(
             values.note(Problem::new(source.clone(), "nobody can show a certificate without --client-ca-file"));
         }
         for (uid, source) in &table.peer_uids {
-            if identity.is_some_and(|identity| identity.uid == *uid && identity.change) {
+            if identities.iter().any(|identity| identity.has_uid(*uid) && identity.change) {
                 values.note(Problem::new(
                     source.clone(),
                     format!("commands run as uid {uid}, and what they hand to others could call as this tenant"),
@@ -272,8 +309,13 @@ fn check_callers(
 }
 
 /// The configured directory; else the one that the daemon was started in; else, where commands cannot enter that, their
-/// user's home; else the root.
-fn default_workdir(values: &mut Values, around: &Surroundings, identity: Option<&Identity>) -> PathBuf {
+/// user's home; else the root. What lies outside of the roots is none of them; the first root is the last resort then.
+fn default_workdir(
+    values: &mut Values,
+    around: &Surroundings,
+    identity: Option<&Identity>,
+    rules: &TenantRules,
+) -> PathBuf {
     let enters = |path: &Path| identity.is_none_or(|identity| identity::can_enter(identity, path));
     if let Some(Given { value, source }) = values.text("default_workdir") {
         let path = around.absolute(&value);
@@ -281,14 +323,19 @@ fn default_workdir(values: &mut Values, around: &Surroundings, identity: Option<
             values.note(Problem::new(source, "must be a directory that exists"));
         } else if !enters(&path) {
             values.note(Problem::new(source, "the user that commands run as cannot enter it"));
+        } else if !rules.has_workdir(&path) {
+            values.note(Problem::new(source, "must lie in one of workdir_roots"));
         }
         return path;
     }
     let home = identity.map(|identity| identity.home.clone());
-    let candidates = [around.start_dir.clone(), home];
+    // Of a tenant: what holds for all.
+    let for_all = Some(rules.default_workdir.clone()).filter(|path| path.is_absolute());
+    let candidates = [for_all, around.start_dir.clone(), home, rules.workdir_roots.first().cloned()];
     // Paths travel between the daemon's processes as text.
-    let usable = |path: &PathBuf| path.to_str().is_some() && path.is_dir() && enters(path);
-    candidates.into_iter().flatten().find(usable).unwrap_or_else(|| "/".into())
+    let usable = |path: &PathBuf| path.to_str().is_some() && path.is_dir() && enters(path) && rules.has_workdir(path);
+    let last = || rules.workdir_roots.first().cloned().unwrap_or_else(|| "/".into());
+    candidates.into_iter().flatten().find(usable).unwrap_or_else(last)
 }
 
 fn log_settings(values: &mut Values) -> LogSettings {
@@ -310,8 +357,6 @@ fn settings(values: &mut Values, defaults: Settings) -> Settings {
         drain_total_ms: whole("drain_total_ms", defaults.drain_total_ms),
         heartbeat_ms: whole("heartbeat_ms", defaults.heartbeat_ms),
         resume_window_ms: whole("resume_window_ms", defaults.resume_window_ms),
-        max_tasks_per_owner: whole("max_tasks_per_owner", defaults.max_tasks_per_owner),
-        max_tasks: whole("max_tasks", defaults.max_tasks),
         max_leftovers_per_owner: whole("max_leftovers_per_owner", defaults.max_leftovers_per_owner),
         max_finished_per_owner: whole("max_finished_per_owner", defaults.max_finished_per_owner),
         finished_kept_seconds: whole("finished_kept_seconds", defaults.finished_kept_seconds),

@@ -162,9 +162,10 @@ impl StateDir {
     ///
     /// # Errors
     /// When it cannot be used, is somebody else's, open to others or out of the commands' reach, or another daemon uses it.
-    pub fn take(path: &Path, commands: &Identity, server: Option<ServerUser>) -> Result<Self, StateDirError> {
+    pub fn take(path: &Path, commands: &[Identity], server: Option<ServerUser>) -> Result<Self, StateDirError> {
         let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
-        let mode = if commands.change || server.is_some() { TRAVERSABLE } else { PRIVATE };
+        let mode =
+            if commands.iter().any(|commands| commands.change) || server.is_some() { TRAVERSABLE } else { PRIVATE };
         let made = make(path, mode).map_err(unusable)?;
         let metadata = fs::metadata(path).map_err(unusable)?;
         let uid = nix::unistd::geteuid().as_raw();
@@ -179,7 +180,7 @@ impl StateDir {
         if made || was_private {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(unusable)?;
         }
-        if !identity::can_enter(commands, path) {
+        if let Some(commands) = commands.iter().find(|commands| !identity::can_enter(commands, path)) {
             return Err(StateDirError::OutOfReach { path: path.to_owned(), user: commands.name.clone() });
         }
         if let Some(server) = server {
@@ -293,17 +294,27 @@ mod tests {
 
     fn commands(change: bool) -> Identity {
         let uid = if change { 3_999_999 } else { nix::unistd::geteuid().as_raw() };
-        Identity { name: "x".into(), uid, gid: uid, groups: Vec::new(), home: "/".into(), change }
+        Identity {
+            name: "x".into(),
+            uid,
+            uids: 1,
+            gid: uid,
+            groups: Vec::new(),
+            home: "/".into(),
+            change,
+            capabilities: None,
+            allow_setuid: true,
+        }
     }
 
     #[test]
     fn a_state_directory_is_private_and_has_one_daemon() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("a/b");
-        let first = StateDir::take(&path, &commands(false), None).expect("the first takes it");
+        let first = StateDir::take(&path, &[commands(false)], None).expect("the first takes it");
         let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode(&path), 0o700);
-        let second = StateDir::take(&path, &commands(false), None).expect_err("the second is refused").to_string();
+        let second = StateDir::take(&path, &[commands(false)], None).expect_err("the second is refused").to_string();
         let own = std::process::id();
         assert!(second.contains(&format!("another daemon (pid {own}) uses it")), "{second}");
         drop(first);
@@ -311,11 +322,11 @@ mod tests {
         let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
         set(0o711);
         let path = dir.path().join("c/d");
-        let _again = StateDir::take(&path, &commands(true), None).expect("another user's commands can reach it");
+        let _again = StateDir::take(&path, &[commands(true)], None).expect("another user's commands can reach it");
         assert_eq!(mode(&path), 0o711);
         set(0o700);
         let path = dir.path().join("e");
-        let error = StateDir::take(&path, &commands(true), None).expect_err("out of reach").to_string();
+        let error = StateDir::take(&path, &[commands(true)], None).expect_err("out of reach").to_string();
         assert!(error.contains("user x cannot reach the spill files in it"), "{error}");
     }
 
@@ -329,7 +340,7 @@ mod tests {
         for open in [0o1777, 0o777, 0o775, 0o757] {
             set(open);
             for path in [dir.path(), &link] {
-                let error = StateDir::take(path, &commands(false), None).expect_err("refused").to_string();
+                let error = StateDir::take(path, &[commands(false)], None).expect_err("refused").to_string();
                 assert!(error.contains(&format!("others may write in it (mode {open:04o})")), "{error}");
                 assert!(error.contains("chmod go-w"), "{error}");
                 assert_eq!(mode(), open);
@@ -340,7 +351,7 @@ mod tests {
         // One that is there and was not made by a daemon keeps its mode.
         set(0o755);
         for _ in 0..2 {
-            drop(StateDir::take(dir.path(), &commands(false), None).expect("taken"));
+            drop(StateDir::take(dir.path(), &[commands(false)], None).expect("taken"));
             assert_eq!(mode(), 0o755);
         }
     }
@@ -350,7 +361,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (path, victim) = (dir.path().join("state"), dir.path().join("victim"));
         fs::write(&victim, "precious").expect("written");
-        drop(StateDir::take(&path, &commands(false), None).expect("taken"));
+        drop(StateDir::take(&path, &[commands(false)], None).expect("taken"));
         let lock = path.join(LOCK);
         let plants: [fn(&Path, &Path) -> io::Result<()>; 3] = [
             |victim, lock| std::os::unix::fs::symlink(victim, lock),
@@ -360,7 +371,7 @@ mod tests {
         for plant in plants {
             fs::remove_file(&lock).expect("there");
             plant(&victim, &lock).expect("planted");
-            let error = StateDir::take(&path, &commands(false), None).expect_err("refused").to_string();
+            let error = StateDir::take(&path, &[commands(false)], None).expect_err("refused").to_string();
             assert!(error.contains("lock in it is not a regular file"), "{error}");
             assert_eq!(fs::read_to_string(&victim).expect("there"), "precious");
         }
@@ -373,10 +384,10 @@ mod tests {
         let set = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("a mode");
         let path = dir.path().join("state");
         set(0o700);
-        let error = StateDir::take(&path, &commands(false), Some(server)).expect_err("out of reach").to_string();
+        let error = StateDir::take(&path, &[commands(false)], Some(server)).expect_err("out of reach").to_string();
         assert!(error.contains("the server (uid 3999998) cannot reach it"), "{error}");
         set(0o755);
-        let taken = StateDir::take(&path, &commands(false), Some(server));
+        let taken = StateDir::take(&path, &[commands(false)], Some(server));
         if !nix::unistd::geteuid().is_root() {
             eprintln!("not root: the rest would need another user");
             return;
@@ -386,14 +397,14 @@ mod tests {
         let metadata = fs::metadata(&own).expect("it is there");
         assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (3_999_998, 3_999_997, 0o700));
         assert_eq!(fs::metadata(&path).expect("there").uid(), 0);
-        drop(StateDir::take(&path, &commands(false), Some(server)).expect("taken again"));
+        drop(StateDir::take(&path, &[commands(false)], Some(server)).expect("taken again"));
         let other = ServerUser { uid: 3_999_996, ..server };
-        let error = StateDir::take(&path, &commands(false), Some(other)).expect_err("another one's").to_string();
+        let error = StateDir::take(&path, &[commands(false)], Some(other)).expect_err("another one's").to_string();
         assert!(error.contains("belongs to uid 3999998, not to the server's uid 3999996"), "{error}");
         // A link in its place is not followed.
         fs::remove_dir(&own).expect("empty");
         std::os::unix::fs::symlink(dir.path(), &own).expect("a link");
-        StateDir::take(&path, &commands(false), Some(server)).expect_err("refused");
+        StateDir::take(&path, &[commands(false)], Some(server)).expect_err("refused");
         assert_eq!(fs::metadata(dir.path()).expect("there").uid(), 0);
     }
 
@@ -419,7 +430,7 @@ mod tests {
     #[test]
     fn what_is_no_directory_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
-        let error = StateDir::take(file.path(), &commands(false), None).expect_err("refused").to_string();
+        let error = StateDir::take(file.path(), &[commands(false)], None).expect_err("refused").to_string();
         assert!(error.starts_with(&format!("state directory {}: ", file.path().display())), "{error}");
     }
 }

@@ -1,22 +1,32 @@
-//! The file's `[tenants.NAME]` tables: whom each tenant is known by.
+//! The file's `[tenants.NAME]` tables: whom each tenant is known by, and what holds for it.
 
 use std::path::Path;
 
-use super::problem::{Problem, Source};
+use super::{
+    keys::TENANT_KEYS,
+    problem::{Problem, Source},
+};
 use crate::tls::comparable;
 
 /// Longest name of a tenant. It is a part of file names, twice as long there.
 const MAX_NAME_BYTES: usize = 64;
 
-const KEYS: &str = "token_file, certificate_names, peer_uids";
+/// The keys that say who a tenant is.
+const KNOWN_BY: [&str; 3] = ["token_file", "certificate_names", "peer_uids"];
+
+fn all_keys() -> String {
+    [&KNOWN_BY[..], &TENANT_KEYS].concat().join(", ")
+}
 
 /// A table as it was written. Each value with where it stands.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct TenantTable {
     pub(super) name: String,
     pub(super) token_file: Option<(String, Source)>,
     pub(super) certificate_names: Vec<(String, Source)>,
     pub(super) peer_uids: Vec<(u32, Source)>,
+    /// What else the table says: keys of [`TENANT_KEYS`], not looked at yet.
+    pub(super) rules: toml::Table,
 }
 
 /// Reads the tables, in the order of their names. Notes everything that is wrong.
@@ -37,7 +47,7 @@ pub(super) fn parse(file: &Path, tenants: &toml::Value, problems: &mut Vec<Probl
             ));
         }
         let Some(table) = value.as_table() else {
-            problems.push(Problem::new(source(at, value), format!("must be a table with any of {KEYS}")));
+            problems.push(Problem::new(source(at, value), format!("must be a table with any of {}", all_keys())));
             continue;
         };
         let mut tenant = TenantTable { name: name.clone(), ..TenantTable::default() };
@@ -59,7 +69,10 @@ pub(super) fn parse(file: &Path, tenants: &toml::Value, problems: &mut Vec<Probl
                     Some(uids) => tenant.peer_uids.extend(uids.into_iter().map(|uid| (uid, here()))),
                     None => problems.push(wrong("must be one or more uids")),
                 },
-                _ => problems.push(wrong(&format!("unknown key; the keys are {KEYS}"))),
+                rule if TENANT_KEYS.contains(&rule) => {
+                    tenant.rules.insert(rule.to_owned(), value.clone());
+                }
+                _ => problems.push(wrong(&format!("unknown key; the keys are {}", all_keys()))),
             }
         }
         parsed.push(tenant);
@@ -115,7 +128,7 @@ mod tests {
             "f: tenants.a b.token_file = 7: must be a text",
             "f: tenants.b.certificate_names = []: must be one or more texts",
             "f: tenants.b.peer_uids = [-1]: must be one or more uids",
-            "f: tenants.b.uid = 5: unknown key; the keys are token_file, certificate_names, peer_uids",
+            "f: tenants.b.uid = 5: unknown key; the keys are token_file, certificate_names, peer_uids, run_as",
         ];
         assert_eq!(problems.len(), starts.len(), "{problems:?}");
         for (problem, start) in problems.iter().zip(starts) {

@@ -35,6 +35,8 @@ impl<T> Given<T> {
 pub(super) struct Values {
     flags: Flags,
     file: Option<(std::path::PathBuf, toml::Table)>,
+    /// What stands before the names of keys in messages: the table that they are in.
+    at: String,
     /// The file was named and cannot be used: whatever is missing may be in it.
     file_is_unusable: bool,
     pub(super) problems: Vec<Problem>,
@@ -44,7 +46,7 @@ impl Values {
     /// Reads the file, if one is named. What cannot be read or parsed is a mistake, and the file then counts as empty, but
     /// nothing counts as missing.
     pub(super) fn read(flags: Flags, file: Option<&Path>) -> Self {
-        let mut values = Self { flags, file: None, file_is_unusable: false, problems: Vec::new() };
+        let mut values = Self { flags, file: None, at: String::new(), file_is_unusable: false, problems: Vec::new() };
         let Some(path) = file else { return values };
         match table(path) {
             Ok(table) => {
@@ -61,6 +63,18 @@ impl Values {
             }
         }
         values
+    }
+
+    /// The values of one tenant's table, which has keys of the list only. `None`: there is no file.
+    pub(super) fn of_tenant(&self, name: &str, table: toml::Table) -> Option<Self> {
+        let (file, _) = self.file.as_ref()?;
+        Some(Self {
+            flags: Flags::new(),
+            file: Some((file.clone(), table)),
+            at: format!("{TENANTS}.{name}."),
+            file_is_unusable: false,
+            problems: Vec::new(),
+        })
     }
 
     /// Notes a mistake. That something was not given is none while the file that may give it cannot be used.
@@ -86,21 +100,27 @@ impl Values {
 
     /// A list of texts. In the file a single text is a list of one.
     pub(super) fn list(&mut self, name: &str) -> Vec<Given<String>> {
+        self.given_list(name).unwrap_or_default()
+    }
+
+    /// A list of texts, which may have been given as an empty one.
+    pub(super) fn given_list(&mut self, name: &str) -> Option<Vec<Given<String>>> {
         let key = key(name);
         let mut flags = Vec::new();
         for value in self.flags.get(key.name).cloned().unwrap_or_default() {
             flags.push(Given { source: Source::Flag { flag: key.flag, value: value.clone() }, value });
         }
-        let mut entries = Vec::new();
+        let (mut entries, mut is_there) = (Vec::new(), false);
         let mut mistaken = Vec::new();
         if let Some((file, table)) = &self.file {
+            is_there = table.contains_key(key.name);
             let all = match table.get(key.name) {
                 None => &[][..],
                 Some(toml::Value::Array(all)) => all,
                 Some(one) => std::slice::from_ref(one),
             };
             for one in all {
-                let source = entry(file, key.name, one);
+                let source = entry(file, &self.at, key.name, one);
                 match one.as_str() {
                     Some(text) => entries.push(Given { value: text.to_owned(), source }),
                     None => mistaken.push(Problem::new(source, format!("must be {}", key.allowed()))),
@@ -108,7 +128,7 @@ impl Values {
             }
         }
         self.problems.extend(mistaken);
-        if flags.is_empty() { entries } else { flags }
+        if flags.is_empty() { is_there.then_some(entries) } else { Some(flags) }
     }
 
     /// `true` or `false`.
@@ -174,7 +194,7 @@ impl Values {
                 (Kind::Switch | Kind::Whole { .. } | Kind::Milliseconds, Raw::Text(_)) => None,
                 (_, raw) => parse(key, raw),
             };
-            Some((parsed, entry(file, key.name, value)))
+            Some((parsed, entry(file, &self.at, key.name, value)))
         });
         let mut taken = None;
         for (parsed, source) in [flag, entry].into_iter().flatten() {
@@ -199,8 +219,8 @@ fn key(name: &str) -> &'static Key {
     keys::find(name).expect("only keys of the list are asked for")
 }
 
-fn entry(file: &Path, key: &str, value: &toml::Value) -> Source {
-    Source::Entry { file: file.to_owned(), key: key.to_owned(), value: value.to_string() }
+fn entry(file: &Path, at: &str, key: &str, value: &toml::Value) -> Source {
+    Source::Entry { file: file.to_owned(), key: format!("{at}{key}"), value: value.to_string() }
 }
 
 fn table(path: &Path) -> Result<toml::Table, Problem> {
@@ -227,5 +247,5 @@ fn unknown_key(file: &Path, name: &str, value: &toml::Value) -> Problem {
             format!("unknown key; the keys are {}", names.join(", "))
         }
     };
-    Problem::new(entry(file, name, value), hint)
+    Problem::new(entry(file, "", name, value), hint)
 }

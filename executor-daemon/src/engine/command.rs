@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 use super::{keys::CommandDigest, registry::Kind};
 use crate::{
-    config::Settings,
+    config::{Settings, TenantRules},
     keeper::protocol::{Identity, SpawnSpec},
 };
 
@@ -85,21 +85,26 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Checks a command and completes it with what holds here.
-    pub(super) fn new(settings: &Settings, identity: &Identity, spec: CommandSpec) -> Result<Self, ExecutorError> {
+    pub(super) fn new(
+        settings: &Settings,
+        rules: &TenantRules,
+        identity: &Identity,
+        spec: CommandSpec,
+    ) -> Result<Self, ExecutorError> {
         spec.check()?;
         let sandbox_mode = spec.sandbox_mode.unwrap_or(SandboxMode::DangerFullAccess);
         if sandbox_mode != SandboxMode::DangerFullAccess {
             let reason = "this executor cannot limit what commands do to files".to_owned();
             return Err(ExecutorError::SandboxUnavailable { mode: sandbox_mode, reason });
         }
-        let environment = environment(settings, identity, &spec);
+        let environment = environment(rules, identity, &spec);
         let path = environment.iter().find_map(|(name, value)| (name == b"PATH").then_some(value.as_slice()));
         let programs = programs(path.unwrap_or(DEFAULT_PATH));
-        let workdir = workdir(settings, spec.workdir.as_deref());
+        let workdir = workdir(settings, rules, spec.workdir.as_deref());
         let script = spec.command.len() > MAX_ARGUMENT_BYTES;
         let text = if script { BOOTSTRAP.into() } else { spec.command.to_vec() };
         let spawn = SpawnSpec {
-            identity: 0,
+            identity: rules.identity,
             programs,
             arguments: vec![b"bash".into(), b"-c".into(), text],
             environment: environment
@@ -153,8 +158,8 @@ impl Prepared {
 
 /// The environment of a command: the executor's for all, the identity's own, the caller's; a later one wins. Each name once,
 /// in the order in which the names came first.
-fn environment(settings: &Settings, identity: &Identity, spec: &CommandSpec) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::with_capacity(settings.environment.len() + spec.environment.len());
+fn environment(rules: &TenantRules, identity: &Identity, spec: &CommandSpec) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::with_capacity(rules.environment.len() + spec.environment.len());
     let mut places = std::collections::HashMap::with_capacity(all.capacity());
     let mut set = |name: &[u8], value: &[u8]| {
         let place = *places.entry(name.to_vec()).or_insert(all.len());
@@ -163,7 +168,7 @@ fn environment(settings: &Settings, identity: &Identity, spec: &CommandSpec) -> 
             None => all.push((name.to_vec(), value.to_vec())),
         }
     };
-    for (name, value) in &settings.environment {
+    for (name, value) in &rules.environment {
         set(name.as_bytes(), value.as_bytes());
     }
     if identity.change {
@@ -188,10 +193,10 @@ fn programs(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// The directory in force: absolute as it was given; relative, resolved lexically against the start directory.
-fn workdir(settings: &Settings, given: Option<&[u8]>) -> Bytes {
+fn workdir(settings: &Settings, rules: &TenantRules, given: Option<&[u8]>) -> Bytes {
     let start_dir = settings.start_dir.as_os_str().as_bytes();
     match given {
-        None => Bytes::copy_from_slice(settings.default_workdir.as_os_str().as_bytes()),
+        None => Bytes::copy_from_slice(rules.default_workdir.as_os_str().as_bytes()),
         Some(given) if given.starts_with(b"/") => Bytes::copy_from_slice(given),
         Some(given) => {
             let mut parts: Vec<&[u8]> = Vec::new();
@@ -252,7 +257,17 @@ mod tests {
 
     fn identity(change: bool) -> Identity {
         let home = PathBuf::from("/home/executor");
-        Identity { name: "executor".into(), uid: 7, gid: 7, groups: vec![7], home, change }
+        Identity {
+            name: "executor".into(),
+            uid: 7,
+            uids: 1,
+            gid: 7,
+            groups: vec![7],
+            home,
+            change,
+            capabilities: None,
+            allow_setuid: true,
+        }
     }
 
     fn spec(command: &[u8]) -> CommandSpec {
@@ -260,7 +275,7 @@ mod tests {
     }
 
     fn prepare(settings: &Settings, spec: CommandSpec) -> Result<Prepared, ExecutorError> {
-        Prepared::new(settings, &identity(false), spec)
+        Prepared::new(settings, &settings.tenant_defaults, &identity(false), spec)
     }
 
     fn texts(all: &[Vec<u8>]) -> Vec<&str> {
@@ -274,7 +289,7 @@ mod tests {
         for (name, value) in [("X", "2"), ("LOGNAME", "me"), ("X", "3")] {
             spec.environment.push(EnvironmentVariable { name: name.into(), value: value.into() });
         }
-        let changed = Prepared::new(&settings, &identity(true), spec.clone()).unwrap().spawn;
+        let changed = Prepared::new(&settings, &settings.tenant_defaults, &identity(true), spec.clone()).unwrap().spawn;
         assert_eq!(
             texts(&changed.environment),
             ["PATH=/a::/b", "HOME=/home/executor", "X=3", "USER=executor", "LOGNAME=me"]
@@ -298,9 +313,11 @@ mod tests {
 
     #[test]
     fn workdirs_resolve_lexically() {
-        let settings = Settings { default_workdir: "/usr".into(), ..settings(&[]) };
-        let at =
-            |given: Option<&str>| String::from_utf8(workdir(&settings, given.map(str::as_bytes)).to_vec()).unwrap();
+        let settings = settings(&[]);
+        let rules = TenantRules::new("/usr".into(), Vec::new());
+        let at = |given: Option<&str>| {
+            String::from_utf8(workdir(&settings, &rules, given.map(str::as_bytes)).to_vec()).unwrap()
+        };
         assert_eq!(at(None), "/usr");
         assert_eq!(at(Some("/a/../b/")), "/a/../b/");
         assert_eq!(at(Some("sub/./x/")), "/srv/here/sub/x");

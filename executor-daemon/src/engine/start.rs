@@ -81,13 +81,12 @@ impl Start {
         only_known: bool,
     ) -> Result<Admitted, ExecutorError> {
         check_name("key", &key.0)?;
-        let identity = engine
-            .keeper
-            .identities()
-            .first()
-            .ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        let rules = engine.settings.rules(&caller.tenant);
+        let identity = usize::try_from(rules.identity).ok().and_then(|index| engine.keeper.identities().get(index));
+        let identity =
+            identity.ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
         let command = digest(kind, &spec);
-        let prepared = Prepared::new(&engine.settings, identity, spec)?;
+        let prepared = Prepared::new(&engine.settings, rules, identity, spec)?;
         let reservation = loop {
             let reserved = engine.registry().reserve(caller, key, &command, only_known, now_ms())?;
             match reserved {

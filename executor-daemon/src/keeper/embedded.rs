@@ -103,5 +103,15 @@ fn caller() -> Identity {
     let user = User::from_uid(uid).ok().flatten();
     let (name, home) = user.map_or_else(|| (uid.to_string(), PathBuf::from("/")), |user| (user.name, user.dir));
     let groups = nix::unistd::getgroups().unwrap_or_default().into_iter().map(Gid::as_raw).collect();
-    Identity { name, uid: uid.as_raw(), gid: gid.as_raw(), groups, home, change: false }
+    Identity {
+        name,
+        uid: uid.as_raw(),
+        uids: 1,
+        gid: gid.as_raw(),
+        groups,
+        home,
+        change: false,
+        capabilities: None,
+        allow_setuid: true,
+    }
 }

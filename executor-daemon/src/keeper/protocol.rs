@@ -17,15 +17,17 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ProcessHandle;
 
 /// Version of the messages below.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Who commands may run as. The keeper knows a fixed list, read at start, and takes no other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The name, for `USER`, `LOGNAME` and people.
     pub name: String,
-    /// Numeric user.
+    /// Numeric user; of several the first.
     pub uid: u32,
+    /// How many users it has, with numbers one after the other: one for each owner of a tenant. 1: just that one.
+    pub uids: u32,
     /// Numeric group.
     pub gid: u32,
     /// All supplementary groups.
@@ -34,6 +36,18 @@ pub struct Identity {
     pub home: PathBuf,
     /// Whether the keeper has to change to it; false: commands run as the keeper itself.
     pub change: bool,
+    /// The capabilities that commands have, a bit for each. `None`: what the keeper has.
+    pub capabilities: Option<u64>,
+    /// Whether commands can gain privileges by executing a program that gives them.
+    pub allow_setuid: bool,
+}
+
+impl Identity {
+    /// Whether commands of it may run as this user.
+    #[must_use]
+    pub fn has_uid(&self, uid: u32) -> bool {
+        (u64::from(self.uid)..u64::from(self.uid) + u64::from(self.uids)).contains(&u64::from(uid))
+    }
 }
 
 /// A command as the keeper starts it.

@@ -179,7 +179,8 @@ mod tests {
 
     fn own(change: bool) -> Identity {
         let (uid, gid) = (Uid::effective().as_raw(), Gid::effective().as_raw());
-        Identity { name: "me".into(), uid, gid, groups: vec![], home: "/".into(), change }
+        let (name, home) = ("me".into(), "/".into());
+        Identity { name, uid, uids: 1, gid, groups: vec![], home, change, capabilities: None, allow_setuid: true }
     }
 
     fn mode(path: &Path) -> u32 {

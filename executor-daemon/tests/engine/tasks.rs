@@ -135,7 +135,7 @@ async fn owners_are_fenced_and_ownerless_tasks_are_open() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn budgets_come_back_when_tasks_end() {
-    let world = World::with(|settings| settings.max_tasks_per_owner = 1).await;
+    let world = World::with(|settings| settings.tenant_defaults.max_tasks_per_owner = 1).await;
     let id = world.task("sleep 60").await;
     let over = ExecutorError::OverLimit { what: "running tasks".into(), used: 1, limit: 1 };
     assert_eq!(world.engine.start_task(&owner("a"), key(), spec("true")).await, Err(over));

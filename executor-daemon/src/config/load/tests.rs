@@ -1,7 +1,8 @@
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt};
 
 use super::*;
-use crate::config::{CertificateNames, KnownTenant, keys::KEYS, parse};
+use crate::config::{CertificateNames, KnownTenant, SandboxTool, keys::KEYS, parse};
+use executor_proto::types::SandboxMode;
 
 /// A directory with files in it, removed at the end.
 struct Scene {
@@ -92,14 +93,18 @@ fn the_file_holds_every_key_and_options_win_over_it() {
         heartbeat_ms: 60,
         resume_window_ms: 61,
         reap_descendants: true,
-        max_tasks_per_owner: 7,
         max_tasks: 8,
         max_leftovers_per_owner: 9,
         max_finished_per_owner: 10,
         finished_kept_seconds: 11,
         max_completions_per_owner: 12,
         start_dir: scene.dir.path().to_owned(),
-        ..Settings::new(engine.state_dir.clone(), "/".into(), engine.environment.clone())
+        tenant_defaults: TenantRules {
+            max_tasks_per_owner: 7,
+            max_tasks: 8,
+            ..TenantRules::new("/".into(), engine.tenant_defaults.environment.clone())
+        },
+        ..Settings::new(engine.state_dir.clone(), "/".into(), Vec::new())
     };
     assert_eq!(*engine, wanted);
 
@@ -124,7 +129,7 @@ fn help_states_the_defaults_that_hold() {
         ("heartbeat_ms", defaults.heartbeat_ms.to_string()),
         ("resume_window_ms", defaults.resume_window_ms.to_string()),
         ("reap_descendants", defaults.reap_descendants.to_string()),
-        ("max_tasks_per_owner", defaults.max_tasks_per_owner.to_string()),
+        ("max_tasks_per_owner", defaults.tenant_defaults.max_tasks_per_owner.to_string()),
         ("max_tasks", defaults.max_tasks.to_string()),
         ("max_leftovers_per_owner", defaults.max_leftovers_per_owner.to_string()),
         ("max_finished_per_owner", defaults.max_finished_per_owner.to_string()),
@@ -342,7 +347,9 @@ fn a_file_that_cannot_be_used_is_the_only_thing_reported() {
     }
     // Which user commands run as may be in the file too. Only root is asked for one.
     let mut values = Values::read(BTreeMap::new(), Some(Path::new("/nowhere.toml")));
-    identity(&mut values, &Surroundings { uid: 0, ..scene.around() });
+    let around = Surroundings { uid: 0, ..scene.around() };
+    let for_all = Who::read(&mut values, &around);
+    default_identity(&mut values, &around, &for_all);
     assert_eq!(values.problems.len(), 1, "{:?}", values.problems);
 }
 
@@ -373,15 +380,125 @@ fn a_start_directory_that_commands_cannot_enter_is_replaced_by_their_home() {
     let identity = Identity {
         name: "x".into(),
         uid: 3_999_999,
+        uids: 1,
         gid: 3_999_999,
         groups: Vec::new(),
         home: home.clone(),
         change: true,
+        capabilities: Some(0),
+        allow_setuid: false,
     };
+    let rules = TenantRules::new(PathBuf::new(), Vec::new());
     let around = Surroundings { start_dir: Some(private), ..scene.around() };
     let mut values = Values::read(BTreeMap::new(), None);
-    assert_eq!(default_workdir(&mut values, &around, Some(&identity)), home);
+    assert_eq!(default_workdir(&mut values, &around, Some(&identity), &rules), home);
     let homeless = Identity { home: "/nowhere".into(), ..identity };
-    assert_eq!(default_workdir(&mut values, &around, Some(&homeless)), Path::new("/"));
+    assert_eq!(default_workdir(&mut values, &around, Some(&homeless), &rules), Path::new("/"));
     assert!(values.problems.is_empty());
+}
+
+/// Loads a file that listens on a Unix socket.
+fn load_file(scene: &Scene, rest: &str) -> Result<Daemon, Vec<String>> {
+    let config = scene.file("config.toml", &format!("listen = 'unix:x'\n{rest}"));
+    scene.load(&["--config", &config])
+}
+
+#[test]
+fn what_a_tenants_table_says_wins_over_what_is_said_for_all() {
+    let scene = Scene::new();
+    let here = scene.dir.path().to_owned();
+    for name in ["work", "other"] {
+        fs::create_dir(here.join(name)).expect("a directory");
+    }
+    let daemon = load_file(
+        &scene,
+        "max_tasks_per_owner = 7\nworkdir_roots = 'work'\nnetwork = false\nmax_watchers = 4\n\
+         [tenants.a]\nworkdir_roots = ['other', 'work']\ndefault_workdir = 'other'\nenvironment_allow = ['A_*', 'A_TOKEN']\n\
+         sandbox = 'workspace-write'\nwritable_paths = ['token']\nnetwork = true\nsandbox_tool = 'bubblewrap'\nmax_tasks = 1\n\
+         max_tasks_per_owner = 2\nmax_processes = 3\nmax_memory_bytes = 1048576\nmax_spill_bytes_in_all = 5\n\
+         max_spill_bytes_per_owner = 6\nmax_output_bytes_per_second = 7\nmax_watchers = 8\nmax_requests = 9\nallow_setuid = true\n\
+         [tenants.b]\nworkdir_roots = []\n[tenants.default]\nenvironment_allow = []\n",
+    )
+    .expect("a configuration");
+    let engine = &daemon.server.engine;
+    let rules = |name: &str| engine.rules(&crate::ids::TenantId(name.to_owned()));
+    let for_all = &engine.tenant_defaults;
+    assert_eq!((&for_all.workdir_roots, &for_all.default_workdir), (&vec![here.join("work")], &here.join("work")));
+    assert_eq!((for_all.network, for_all.max_tasks_per_owner, for_all.max_watchers), (false, 7, Some(4)));
+    assert_eq!(rules("unheard-of"), for_all);
+    let environment =
+        allowed::environment(&[("A_TOKEN".into(), "x".into())], Some(&[allowed::AllowedName::This("A_TOKEN".into())]));
+    let a = TenantRules {
+        identity: rules("a").identity,
+        allow_setuid: true,
+        workdir_roots: vec![here.join("other"), here.join("work")],
+        default_workdir: here.join("other"),
+        environment,
+        sandbox: SandboxMode::WorkspaceWrite,
+        writable_paths: vec![here.join("token")],
+        network: true,
+        sandbox_tool: SandboxTool::Bubblewrap,
+        max_tasks: 1,
+        max_tasks_per_owner: 2,
+        max_processes: Some(3),
+        max_memory_bytes: Some(1_048_576),
+        max_spill_bytes_in_all: Some(5),
+        max_spill_bytes_per_owner: Some(6),
+        max_output_bytes_per_second: Some(7),
+        max_watchers: Some(8),
+        max_requests: Some(9),
+    };
+    assert_eq!(*rules("a"), a);
+    let b = TenantRules { workdir_roots: Vec::new(), ..for_all.clone() };
+    assert_eq!(*rules("b"), b, "an empty list is one");
+    assert_eq!(*rules("default"), TenantRules { environment: allowed::environment(&[], Some(&[])), ..for_all.clone() });
+    let decoded = ServerSettings::decode(&daemon.server.encode().expect("it can be handed over"));
+    assert_eq!(decoded.expect("and taken"), daemon.server);
+}
+
+#[test]
+fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
+    let scene = Scene::new();
+    fs::create_dir(scene.dir.path().join("work")).expect("a directory");
+    let problems = load_file(
+        &scene,
+        "max_requests = 0\n[tenants.a]\nrun_as = 'no-such-user'\nuid_range = '9-5'\ncapabilities = 'CAP_FLY'\nallow_setuid = 1\n\
+         shares_user = 'no'\nworkdir_roots = ['work', 'none']\ndefault_workdir = '/'\nenvironment_allow = ['A=B']\nsandbox = 'none'\n\
+         writable_paths = 'gone'\nnetwork = 'off'\nsandbox_tool = 'docker'\nmax_tasks = 0\nmax_tasks_per_owner = '1'\nmax_processes = -1\n\
+         max_memory_bytes = 5\nmax_spill_bytes_in_all = 0\nmax_spill_bytes_per_owner = 0\nmax_output_bytes_per_second = 0\n\
+         max_watchers = 0\nmax_requests = 0\nuid = 5\n",
+    )
+    .expect_err("mistakes");
+    let says = [
+        ("max_requests = 0", "must be a whole number of requests from 1 to 1000000"),
+        ("tenants.a.allow_setuid = 1", "must be true or false"),
+        ("tenants.a.capabilities = \"CAP_FLY\"", "is no capability"),
+        ("tenants.a.default_workdir = \"/\"", "must lie in one of workdir_roots"),
+        ("tenants.a.environment_allow = \"A=B\"", "must be the name of a variable"),
+        ("tenants.a.max_memory_bytes = 5", "must be a whole number of bytes from 1048576"),
+        ("tenants.a.max_output_bytes_per_second = 0", "must be a whole number of bytes from 1"),
+        ("tenants.a.max_processes = -1", "must be a whole number of processes from 1"),
+        ("tenants.a.max_requests = 0", "must be a whole number of requests from 1"),
+        ("tenants.a.max_spill_bytes_in_all = 0", "must be a whole number of bytes from 1"),
+        ("tenants.a.max_spill_bytes_per_owner = 0", "must be a whole number of bytes from 1"),
+        ("tenants.a.max_tasks = 0", "must be a whole number of tasks from 1"),
+        ("tenants.a.max_tasks_per_owner = \"1\"", "must be a whole number of tasks from 1"),
+        ("tenants.a.max_watchers = 0", "must be a whole number of watchers from 1"),
+        ("tenants.a.network = \"off\"", "must be true or false"),
+        ("tenants.a.run_as = \"no-such-user\"", "there is no such user on this host"),
+        ("tenants.a.sandbox = \"none\"", "must be one of read-only, workspace-write, danger-full-access"),
+        ("tenants.a.sandbox_tool = \"docker\"", "must be one of landlock, bubblewrap"),
+        ("tenants.a.shares_user = \"no\"", "must be true or false"),
+        ("tenants.a.uid = 5", "unknown key; the keys are token_file, certificate_names, peer_uids, run_as"),
+        ("tenants.a.uid_range = \"9-5\"", "cannot be given together with run_as"),
+        ("tenants.a.uid_range = \"9-5\"", "must go up"),
+        ("tenants.a.workdir_roots = \"none\"", "must be directories that exist"),
+        ("tenants.a.writable_paths = \"gone\"", "must exist"),
+    ];
+    let mut problems: Vec<_> = problems.iter().map(|one| one.replace("config.toml: ", "")).collect();
+    problems.sort();
+    assert_eq!(problems.len(), says.len(), "{problems:#?}");
+    for (problem, (place, says)) in problems.iter().zip(says) {
+        assert!(problem.starts_with(&format!("{place}: {says}")), "{problem}\n{place}: {says}");
+    }
 }
