@@ -33,6 +33,7 @@ use crate::{
     keeper::link::{Carried, KeeperLink},
     limits::{HostLimits, Limits},
     output::{self, ReadUntil},
+    sandbox::Support,
 };
 
 mod carry;
@@ -82,6 +83,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     settings: Settings,
+    /// What commands can be refused.
+    support: Support,
     info: ExecutorInfo,
     ring_bytes: u64,
     keeper: KeeperLink,
@@ -374,7 +377,8 @@ impl Inner {
         }
         let limits = Limits::new(settings.max_tasks, settings.tenant_defaults.max_tasks_per_owner, HostLimits::learn());
         let identity = keeper.identities().first();
-        let info = info::info(&settings, identity, state_dir.instance_id()?, limits.max_commands());
+        let support = Support::of_this_kernel();
+        let info = info::info(&settings, &support, identity, state_dir.instance_id()?, limits.max_commands());
         let inner = Self {
             info,
             ring_bytes: start::ring_bytes(settings.max_output_bytes),
@@ -387,6 +391,7 @@ impl Inner {
             counters: Mutex::new(counters),
             drivers: TaskTracker::new(),
             sweeper: Mutex::new(None),
+            support,
             settings,
         };
         Ok((inner, starts))

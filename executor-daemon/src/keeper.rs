@@ -11,7 +11,7 @@
 //! process, which has the keeper hold them. A helper tells an end to the engine first, over a socket of its own, then to
 //! the keeper. Read in this order:
 //! `protocol` (the messages), `wire` (packets), `channel` (what the other end does not take yet), `streams` (pipes), `spill`
-//! (spill files), `page` (stream files), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
+//! (spill files), `page` (stream files), `confine` (what a command is refused), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
 //! (one command), `pool` (the helpers), `desk` (the keeper's loop), `left` (what a keeper before left), `listen` (the daemon's sockets), `serve` (the daemon around
 //! it), `privileges` (those that the server gives up), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
 //!
@@ -19,6 +19,7 @@
 //! that commands run as one of the identities that were fixed at start.
 
 mod channel;
+pub(crate) mod confine;
 mod desk;
 pub mod embedded;
 mod helper;

@@ -14,6 +14,7 @@ mod journal;
 pub mod keeper;
 pub mod limits;
 mod output;
+mod sandbox;
 pub mod server;
 mod service;
 pub mod telemetry;

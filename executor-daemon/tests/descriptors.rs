@@ -6,7 +6,7 @@ use std::{fs::File, os::fd::AsRawFd, path::PathBuf, time::Duration};
 use executor_daemon::keeper::{
     embedded::{self, EmbeddedOptions},
     link::{KeeperLink, ProcessEvent, Spawned},
-    protocol::SpawnSpec,
+    protocol::{Confinement, SpawnSpec},
 };
 use executor_proto::{error::ExecutorError, types::StreamName};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -23,6 +23,7 @@ fn spec(command: &str, variable_bytes: usize) -> SpawnSpec {
         workdir: b"/".to_vec(),
         stdin: false,
         script: false,
+        confinement: Confinement::default(),
     }
 }
 

@@ -37,9 +37,13 @@ pub struct CommandSpec {
     /// the cap applies. Must be positive. A background task has no timeout; the field is ignored there.
     #[prost(double, optional, tag = "5")]
     pub timeout_ms: ::core::option::Option<f64>,
-    /// The sandbox mode asked for.
+    /// The sandbox mode asked for. Wider than what the executor allows the tenant is an error, never quietly less.
     #[prost(enumeration = "SandboxMode", tag = "6")]
     pub sandbox_mode: i32,
+    /// Directory below which `workspace-write` may write: the session's own, which what a model asks for does not move. Absolute.
+    /// Absent: the executor's default workdir.
+    #[prost(bytes = "bytes", optional, tag = "7")]
+    pub workspace: ::core::option::Option<::prost::bytes::Bytes>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetInfoRequest {}
@@ -115,6 +119,12 @@ pub struct GetInfoResponse {
     /// What is not protected in the way this daemon runs, one sentence each, for operators.
     #[prost(string, repeated, tag = "23")]
     pub stated_limits: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The sandbox mode of a command that asks for none, which is also the widest that may be asked for.
+    #[prost(enumeration = "SandboxMode", tag = "30")]
+    pub sandbox_mode: i32,
+    /// Commands cannot use the network.
+    #[prost(bool, tag = "31")]
+    pub network_off: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunRequest {

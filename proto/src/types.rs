@@ -108,6 +108,9 @@ pub struct CommandSpec {
     pub timeout_ms: Option<f64>,
     /// `None`: the executor's default.
     pub sandbox_mode: Option<SandboxMode>,
+    /// Directory below which [`SandboxMode::WorkspaceWrite`] may write: the session's own. Absolute. `None`: the executor's
+    /// default workdir.
+    pub workspace: Option<Bytes>,
 }
 
 /// How a shell ended.
@@ -367,6 +370,10 @@ pub struct ExecutorInfo {
     pub run_as_uid: u32,
     /// Modes that can be enforced here.
     pub sandbox_modes: Vec<SandboxMode>,
+    /// The mode of a command that asks for none, and the widest that may be asked for. `None`: an older executor does not say.
+    pub sandbox_mode: Option<SandboxMode>,
+    /// Commands cannot use the network.
+    pub network_off: bool,
     /// Names of optional behaviour.
     pub features: Vec<String>,
     /// What is not protected in the way this executor runs, one sentence each.
@@ -385,7 +392,7 @@ impl CommandSpec {
     /// [`ExecutorError::InvalidRequest`], [`ExecutorError::NulByte`] or [`ExecutorError::TooLarge`], in the order of the
     /// fields.
     pub fn check(&self) -> Result<(), ExecutorError> {
-        let Self { command, workdir, environment, stdin, timeout_ms, sandbox_mode: _ } = self;
+        let Self { command, workdir, environment, stdin, timeout_ms, sandbox_mode: _, workspace } = self;
         if command.is_empty() {
             return Err(ExecutorError::invalid("command", "is empty"));
         }
@@ -421,6 +428,12 @@ impl CommandSpec {
             && (timeout_ms.is_nan() || *timeout_ms <= 0.0)
         {
             return Err(ExecutorError::invalid("timeout_ms", "is not a positive number"));
+        }
+        if let Some(workspace) = workspace {
+            if !workspace.starts_with(b"/") || workspace.contains(&0) {
+                return Err(ExecutorError::invalid("workspace", "is not an absolute path"));
+            }
+            at_most(SizedPart::Workdir, workspace.len(), MAX_WORKDIR_BYTES)?;
         }
         Ok(())
     }

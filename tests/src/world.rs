@@ -250,7 +250,7 @@ impl World {
     /// A session that works in the directory.
     #[must_use]
     pub fn session(&self, id: &str) -> Session {
-        Session { id: OwnerId(id.to_owned()), cwd: Some(self.tmp.clone()) }
+        Session { id: OwnerId(id.to_owned()), cwd: Some(self.tmp.clone()), sandbox: None }
     }
 
     /// Makes a tool call as a harness does: the session's agent joins the registry, and the model's text is passed on.

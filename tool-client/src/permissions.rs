@@ -1,8 +1,9 @@
 //! The hook that may stop a tool call before anything happens.
 
 use async_trait::async_trait;
+use executor_proto::types::SandboxMode;
 
-use crate::session::Session;
+use crate::{session::Session, text::check};
 
 /// What a hook says of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,15 +25,33 @@ pub struct PendingCall<'a> {
     pub arguments: &'a serde_json::Map<String, serde_json::Value>,
     /// For whom; `None`: no agent.
     pub session: Option<&'a Session>,
+    /// The harness asks for more than the session has. `None`: it does not.
+    pub wider: Option<WiderSandbox>,
 }
 
-/// Decides whether a call is made. The default allows everything. Both futures are dropped when a `bash` call is aborted.
+/// A call that is to run in a wider sandbox mode than its session's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WiderSandbox {
+    /// The session's mode.
+    pub session: SandboxMode,
+    /// The mode asked for.
+    pub asked: SandboxMode,
+}
+
+impl WiderSandbox {
+    /// The question that a person is asked.
+    #[must_use]
+    pub fn question(&self) -> String {
+        check::wider_sandbox(self.asked, self.session)
+    }
+}
+
+/// Decides whether a call is made. The default allows everything that the session may, and asks a person about more. Both futures are dropped when a `bash` call is aborted.
 #[async_trait]
 pub trait PreExecute: Send + Sync + std::fmt::Debug {
     /// Called once per call, before anything reaches the executor.
     async fn check(&self, call: &PendingCall<'_>) -> Permission {
-        let _ = call;
-        Permission::Allow
+        call.wider.map_or(Permission::Allow, |wider| Permission::Ask(wider.question()))
     }
 
     /// Puts a question to a person.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use executor_proto::types::OwnerId;
+use executor_proto::types::{OwnerId, SandboxMode};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ pub use self::definitions::{ToolDefinition, definitions};
 use self::{arguments::Arguments, bash::Bash, bash_kill::BashKill, bash_output::BashOutput, definitions::Tool};
 use crate::{
     executor::Executor,
-    permissions::{PendingCall, Permission, PreExecute},
+    permissions::{PendingCall, Permission, PreExecute, WiderSandbox},
     session::Session,
     text::{self, check},
 };
@@ -135,11 +135,25 @@ impl Tools {
     /// Makes one call. `arguments` is the model's own JSON text. Never fails: whatever goes wrong is an error result. The
     /// abort is heard by `bash` only; what `bash_output` and `bash_kill` ask takes bounded time.
     pub async fn call(&self, session: Option<&Session>, tool: &str, arguments: &str, abort: &Abort) -> ToolResult {
+        self.call_in(None, session, tool, arguments, abort).await
+    }
+
+    /// As [`Tools::call`], where the harness wants another sandbox mode for this call than the session's. A wider one needs the
+    /// hook's permission; without a hook it is refused. `None`: the session's mode.
+    pub async fn call_in(
+        &self,
+        sandbox: Option<SandboxMode>,
+        session: Option<&Session>,
+        tool: &str,
+        arguments: &str,
+        abort: &Abort,
+    ) -> ToolResult {
         let checked = match CheckedCall::new(session, tool, arguments) {
             Ok(checked) => checked,
             Err(refused) => return refused,
         };
-        let call = match self.permitted(session, checked, abort).await {
+        let (checked, wider) = checked.sandboxed(sandbox, session);
+        let call = match self.permitted(session, checked, wider, abort).await {
             Ok(call) => call,
             Err(refused) => return refused,
         };
@@ -156,13 +170,16 @@ impl Tools {
         &self,
         session: Option<&Session>,
         checked: CheckedCall,
+        wider: Option<WiderSandbox>,
         abort: &Abort,
     ) -> Result<Call, ToolResult> {
         let CheckedCall { tool, arguments, call } = checked;
         let hook = async {
-            let Some(hook) = &self.hook else { return Ok(()) };
+            let Some(hook) = &self.hook else {
+                return wider.map_or(Ok(()), |wider| Err(check::nobody_allows(wider.asked, wider.session)));
+            };
             let arguments = arguments.to_map();
-            let pending = PendingCall { tool: tool.name(), arguments: &arguments, session };
+            let pending = PendingCall { tool: tool.name(), arguments: &arguments, session, wider };
             match hook.check(&pending).await {
                 Permission::Allow => Ok(()),
                 Permission::Deny(reason) => Err(reason),
@@ -211,5 +228,14 @@ impl CheckedCall {
         }
         .map_err(|message| ToolResult::error(&message))?;
         Ok(Self { tool, arguments, call })
+    }
+
+    /// In this sandbox mode, or the session's, and whether that is more than the session has.
+    fn sandboxed(mut self, asked: Option<SandboxMode>, session: Option<&Session>) -> (Self, Option<WiderSandbox>) {
+        let own = session.and_then(|session| session.sandbox);
+        let Call::Bash(bash) = &mut self.call else { return (self, None) };
+        bash.set_sandbox(asked.or(own));
+        let wider = asked.zip(own).filter(|(asked, own)| asked > own);
+        (self, wider.map(|(asked, session)| WiderSandbox { session, asked }))
     }
 }

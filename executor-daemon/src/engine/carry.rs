@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use executor_proto::types::{SandboxMode, StartKey, StreamName, TaskId};
+use executor_proto::types::{StartKey, StreamName, TaskId};
 
 use super::{
     Inner,
@@ -96,7 +96,7 @@ fn handle(recorded: &RecordedStart) -> Option<u64> {
 }
 
 fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
-    let Carried { spawned, empty: _, files, spills } = carried;
+    let Carried { spawned, empty: _, files, spills, mode } = carried;
     let Spawned { handle, pid, stdout, stderr, events } = spawned;
     let caller = Caller::from(&recorded.start.account);
     let kind = Kind::from(recorded.start.kind);
@@ -128,7 +128,7 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
         command: recorded.start.command.into(),
         workdir: recorded.start.workdir.into(),
         timeout_ms: recorded.start.timeout_ms,
-        sandbox_mode: SandboxMode::DangerFullAccess,
+        sandbox_mode: mode,
         handle,
         pid,
         started: Instant::now().checked_sub(lived).unwrap_or_else(Instant::now),

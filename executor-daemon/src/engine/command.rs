@@ -29,6 +29,7 @@ use super::{keys::CommandDigest, registry::Kind};
 use crate::{
     config::{Settings, TenantRules},
     keeper::protocol::{Identity, SpawnSpec},
+    sandbox::{self, Support},
 };
 
 /// Longest command that fits into an argument: the kernel's `MAX_ARG_STRLEN` of 32 pages, less the closing NUL.
@@ -43,7 +44,7 @@ const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
 /// The digest of what was asked for, as it was asked: a retry under the same key must be the same in all of it.
 pub(super) fn digest(kind: Kind, spec: &CommandSpec) -> CommandDigest {
-    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode } = spec;
+    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode, workspace } = spec;
     let mut hash = Sha256::new();
     // Each part with its length, so that no byte can move from one to the next.
     let mut part = |bytes: Option<&[u8]>| {
@@ -60,6 +61,7 @@ pub(super) fn digest(kind: Kind, spec: &CommandSpec) -> CommandDigest {
     part(stdin.as_deref());
     part(timeout_ms.map(f64::to_le_bytes).as_ref().map(<[u8; 8]>::as_slice));
     part(sandbox_mode.map(SandboxMode::as_str).map(str::as_bytes));
+    part(workspace.as_deref());
     for variable in environment {
         part(Some(&variable.name));
         part(Some(&variable.value));
@@ -88,15 +90,13 @@ impl Prepared {
     pub(super) fn new(
         settings: &Settings,
         rules: &TenantRules,
+        support: &Support,
         identity: &Identity,
         spec: CommandSpec,
     ) -> Result<Self, ExecutorError> {
         spec.check()?;
-        let sandbox_mode = spec.sandbox_mode.unwrap_or(SandboxMode::DangerFullAccess);
-        if sandbox_mode != SandboxMode::DangerFullAccess {
-            let reason = "this executor cannot limit what commands do to files".to_owned();
-            return Err(ExecutorError::SandboxUnavailable { mode: sandbox_mode, reason });
-        }
+        let workspace = spec.workspace.as_deref().map(sandbox::path);
+        let (sandbox_mode, confinement) = sandbox::confinement(rules, support, spec.sandbox_mode, workspace)?;
         let environment = environment(rules, identity, &spec);
         let path = environment.iter().find_map(|(name, value)| (name == b"PATH").then_some(value.as_slice()));
         let programs = programs(path.unwrap_or(DEFAULT_PATH));
@@ -118,6 +118,7 @@ impl Prepared {
             workdir: workdir.to_vec(),
             stdin: spec.stdin.is_some(),
             script,
+            confinement,
         };
         Ok(Self {
             spawn,
@@ -144,6 +145,9 @@ impl Prepared {
         match error {
             ExecutorError::Spawn { stage: SpawnStage::Chdir, errno, path: _ } => {
                 ExecutorError::Spawn { stage: SpawnStage::Chdir, errno, path: Some(self.workdir.clone()) }
+            }
+            ExecutorError::Spawn { stage: SpawnStage::Sandbox, errno, path: _ } => {
+                sandbox::explain(self.sandbox_mode, errno)
             }
             ExecutorError::Spawn { stage: SpawnStage::Exec, errno: libc::E2BIG, .. } => ExecutorError::TooLarge {
                 part: SizedPart::Environment,
@@ -250,6 +254,8 @@ mod tests {
 
     use super::*;
 
+    const FULL: Support = Support { landlock_abi: 7, filters: true };
+
     fn settings(environment: &[(&str, &str)]) -> Settings {
         let environment = environment.iter().map(|(name, value)| (name.into(), value.into())).collect();
         Settings::new("/state".into(), "/srv/here".into(), environment)
@@ -275,7 +281,7 @@ mod tests {
     }
 
     fn prepare(settings: &Settings, spec: CommandSpec) -> Result<Prepared, ExecutorError> {
-        Prepared::new(settings, &settings.tenant_defaults, &identity(false), spec)
+        Prepared::new(settings, &settings.tenant_defaults, &FULL, &identity(false), spec)
     }
 
     fn texts(all: &[Vec<u8>]) -> Vec<&str> {
@@ -289,7 +295,8 @@ mod tests {
         for (name, value) in [("X", "2"), ("LOGNAME", "me"), ("X", "3")] {
             spec.environment.push(EnvironmentVariable { name: name.into(), value: value.into() });
         }
-        let changed = Prepared::new(&settings, &settings.tenant_defaults, &identity(true), spec.clone()).unwrap().spawn;
+        let changed =
+            Prepared::new(&settings, &settings.tenant_defaults, &FULL, &identity(true), spec.clone()).unwrap().spawn;
         assert_eq!(
             texts(&changed.environment),
             ["PATH=/a::/b", "HOME=/home/executor", "X=3", "USER=executor", "LOGNAME=me"]
@@ -340,6 +347,7 @@ mod tests {
             CommandSpec { stdin: Some("/".into()), ..plain.clone() },
             CommandSpec { timeout_ms: Some(1.0), ..plain.clone() },
             CommandSpec { sandbox_mode: Some(SandboxMode::ReadOnly), ..plain.clone() },
+            CommandSpec { workspace: Some("/".into()), ..plain.clone() },
             CommandSpec { environment: vec![variable("A", "BC")], ..plain.clone() },
             CommandSpec { environment: vec![variable("AB", "C")], ..plain.clone() },
             CommandSpec { environment: vec![variable("A", "BC"), variable("D", "")], ..plain.clone() },
@@ -385,10 +393,12 @@ mod tests {
     }
 
     #[test]
-    fn other_sandbox_modes_fail_closed() {
+    fn a_sandbox_mode_that_cannot_be_enforced_fails_closed() {
         let mut limited = spec(b"true");
         limited.sandbox_mode = Some(SandboxMode::ReadOnly);
-        let error = prepare(&settings(&[]), limited).unwrap_err();
+        let none = Support { landlock_abi: 0, filters: false };
+        let settings = settings(&[]);
+        let error = Prepared::new(&settings, &settings.tenant_defaults, &none, &identity(false), limited).unwrap_err();
         assert!(matches!(error, ExecutorError::SandboxUnavailable { mode: SandboxMode::ReadOnly, .. }));
     }
 

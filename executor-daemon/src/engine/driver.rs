@@ -30,6 +30,7 @@ use crate::{
     journal::{EndCause, Ended},
     keeper::link::ProcessEvent,
     limits::{CommandPermit, TaskPermit},
+    sandbox,
 };
 
 /// How long the news of the shell's exit may come after the news that nothing is alive.
@@ -189,8 +190,10 @@ impl Driver {
             let survivors = state.survivors().to_vec();
             let leftovers = left.iter().map(|process| process.pid).filter(|pid| !survivors.contains(pid)).collect();
             let exited = self.exited.unwrap_or_else(Instant::now);
+            let exit = state.exit().cloned().unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned()));
             entry.set_result(RunResult {
-                exit: state.exit().cloned().unwrap_or_else(|| Exit::Unknown(KEEPER_LOST.to_owned())),
+                sandbox_denied: sandbox::denied(entry.facts.sandbox_mode, &exit, &stderr.tail),
+                exit,
                 timed_out_after_ms: state.timed_out().then_some(entry.facts.timeout_ms),
                 ended_by: state.ended_by(),
                 aborted: state.aborted(),
@@ -198,7 +201,6 @@ impl Driver {
                 stderr,
                 survivors,
                 leftovers,
-                sandbox_denied: None,
                 duration_ms: exited.duration_since(entry.facts.started).as_secs_f64() * 1e3,
             });
             Point::ResultMade.pass();

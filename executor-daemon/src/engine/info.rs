@@ -3,9 +3,9 @@
 use std::{fs, os::unix::ffi::OsStrExt};
 
 use bytes::Bytes;
-use executor_proto::types::{ExecutorInfo, SandboxMode};
+use executor_proto::types::ExecutorInfo;
 
-use crate::{config::Settings, keeper::protocol::Identity};
+use crate::{config::Settings, keeper::protocol::Identity, sandbox::Support};
 
 /// Optional behaviour that this executor has.
 const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
@@ -13,12 +13,16 @@ const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
 /// Everything that [`ExecutorInfo`] says, learned once.
 pub(super) fn info(
     settings: &Settings,
+    support: &Support,
     identity: Option<&Identity>,
     instance_id: String,
     max_tasks: u64,
 ) -> ExecutorInfo {
     let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let rules = &settings.tenant_defaults;
+    let mut limits = stated_limits(identity.map(|identity| identity.uid), &Own::of_this_process());
+    limits.extend(support.gaps());
     ExecutorInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_revision: executor_proto::PROTOCOL_REVISION,
@@ -40,9 +44,11 @@ pub(super) fn info(
         heartbeat_ms: settings.heartbeat_ms,
         run_as_user: identity.map(|identity| identity.name.clone()).unwrap_or_default(),
         run_as_uid: identity.map_or(u32::MAX, |identity| identity.uid),
-        sandbox_modes: vec![SandboxMode::DangerFullAccess],
+        sandbox_modes: support.modes(rules),
+        sandbox_mode: Some(rules.sandbox),
+        network_off: !rules.network,
         features: FEATURES.map(str::to_owned).into(),
-        stated_limits: stated_limits(identity.map(|identity| identity.uid), &Own::of_this_process()),
+        stated_limits: limits,
     }
 }
 
@@ -76,7 +82,7 @@ fn stated_limits(command_uid: Option<u32>, own: &Own) -> Vec<String> {
             "commands run as the executor's own user: they can signal it, read its token file and change its state directory"
         });
     }
-    limits.push("files are not fenced: a command can read and write whatever its user can");
+    limits.push("files are not fenced: a command in full access can read and write whatever its user can");
     limits
         .push("sessions of one tenant share a user: their commands can signal each other and read each other's files");
     limits.push("commands that run end with the executor; what a loss of power cuts short, the latest records and output, is lost");

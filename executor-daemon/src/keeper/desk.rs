@@ -45,7 +45,7 @@ use super::{
     helper::Context,
     left::Search,
     pool::Pool,
-    protocol::{Identity, ToKeeper},
+    protocol::{Identity, Mode, ToKeeper},
     spill::Spills,
     streams::StreamsAhead,
 };
@@ -107,6 +107,8 @@ struct Command {
     /// 0: not known.
     shell: i32,
     identity: usize,
+    /// Only to be told again.
+    mode: Mode,
     /// Held until the engine releases them: the read ends of its pipes, in the order of their streams.
     pipes: Vec<Rc<OwnedFd>>,
     /// And its stream files.

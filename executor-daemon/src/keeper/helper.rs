@@ -28,8 +28,9 @@ use nix::{
 };
 
 use super::{
+    confine,
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
-    spawn::{self, Descriptors, SharedPid, Stack},
+    spawn::{self, Bounds, Descriptors, SharedPid, Stack},
     tree::{self, Reaped},
     wire::{self, Frame, Packet},
 };
@@ -255,7 +256,12 @@ impl Helper<'_> {
         let identity = usize::try_from(spec.identity).ok().and_then(|index| self.context.identities.get(index));
         let Some(identity) = identity else { return failed((Stage::Identity, libc::EINVAL)) };
         let descriptors = Descriptors { stdin, stdout, stderr, script };
-        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, self.context.open_files) {
+        let confined = match confine::prepare(&spec.confinement) {
+            Ok(confined) => confined,
+            Err(failure) => return failed(failure),
+        };
+        let bounds = Bounds { open_files: self.context.open_files, confined };
+        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, &bounds) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs(), helper: self.name }

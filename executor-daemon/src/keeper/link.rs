@@ -17,7 +17,7 @@ use std::{
 
 use executor_proto::{
     error::ExecutorError,
-    types::{Process, StreamName},
+    types::{Process, SandboxMode, StreamName},
 };
 use nix::sys::socket::MsgFlags;
 use tokio::{
@@ -107,6 +107,8 @@ pub struct Carried {
     pub files: [Vec<OwnedFd>; 2],
     /// Their spill files, where there are some.
     pub spills: [Option<(OwnedFd, PathBuf)>; 2],
+    /// The sandbox mode that it was started in.
+    pub mode: SandboxMode,
 }
 
 /// A keeper that has said hello: what can be wrong is tried before the engine takes over.

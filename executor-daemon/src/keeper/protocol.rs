@@ -11,7 +11,10 @@
 
 use std::path::PathBuf;
 
-use executor_proto::{error::SpawnStage, types::StreamName};
+use executor_proto::{
+    error::SpawnStage,
+    types::{SandboxMode, StreamName},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ProcessHandle;
@@ -67,6 +70,56 @@ pub struct SpawnSpec {
     pub stdin: bool,
     /// Whether a descriptor is passed that becomes the command's descriptor 3 (a script too long for an argument).
     pub script: bool,
+    /// What it is refused.
+    pub confinement: Confinement,
+}
+
+/// What the kernel refuses a command beyond what it refuses its user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
+    /// The mode that this is made of: only to be told again to the next engine.
+    pub mode: Mode,
+    /// The directories and files that it may write, absolute and without a symbolic link on the way. What is missing counts as
+    /// not named. `None`: whatever its user may.
+    pub writable: Option<Vec<Vec<u8>>>,
+    /// Whether it gets no sockets but Unix ones.
+    pub network_off: bool,
+}
+
+impl Default for Confinement {
+    /// Nothing.
+    fn default() -> Self {
+        Self { mode: Mode::DangerFullAccess, writable: None, network_off: false }
+    }
+}
+
+/// [`SandboxMode`] as it travels here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Mode {
+    ReadOnly,
+    WorkspaceWrite,
+    DangerFullAccess,
+}
+
+impl From<SandboxMode> for Mode {
+    fn from(mode: SandboxMode) -> Self {
+        match mode {
+            SandboxMode::ReadOnly => Self::ReadOnly,
+            SandboxMode::WorkspaceWrite => Self::WorkspaceWrite,
+            SandboxMode::DangerFullAccess => Self::DangerFullAccess,
+        }
+    }
+}
+
+impl From<Mode> for SandboxMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::ReadOnly => Self::ReadOnly,
+            Mode::WorkspaceWrite => Self::WorkspaceWrite,
+            Mode::DangerFullAccess => Self::DangerFullAccess,
+        }
+    }
 }
 
 /// A stream, as the keeper names it.
@@ -258,6 +311,8 @@ pub enum FromKeeper {
         files: [u8; 2],
         /// The paths of the spill files of stdout and stderr.
         spills: [Option<PathBuf>; 2],
+        /// The sandbox mode that it was started in.
+        mode: Mode,
     },
     /// Not started; nothing ran.
     SpawnFailed {

@@ -14,7 +14,12 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
-use super::protocol::{Identity, SpawnSpec, Stage};
+use seccompiler::BpfProgram;
+
+use super::{
+    confine::Confined,
+    protocol::{Identity, SpawnSpec, Stage},
+};
 
 /// Bytes of the child's stack. It holds a few frames of system calls; only touched pages cost memory.
 const STACK_BYTES: usize = 64 * 1024;
@@ -108,6 +113,15 @@ pub(super) struct Descriptors {
     pub(super) script: Option<OwnedFd>,
 }
 
+/// What a command gets less of than its helper has.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    /// The limit on descriptors (soft, hard); `None`: the helper's own.
+    pub(super) open_files: Option<(u64, u64)>,
+    /// What it is refused.
+    pub(super) confined: Confined,
+}
+
 /// Strings for the kernel: the texts, and the null-terminated list of their addresses.
 struct Strings {
     _texts: Vec<CString>,
@@ -133,6 +147,9 @@ struct Setup {
     stderr: RawFd,
     script: RawFd,
     open_files: Option<libc::rlimit64>,
+    ruleset: RawFd,
+    filters: *const libc::sock_fprog,
+    filter_count: usize,
     identity: Option<ChildIdentity>,
     workdir: *const c_char,
     programs: *const *const c_char,
@@ -148,12 +165,12 @@ struct ChildIdentity {
     group_count: usize,
 }
 
+/// No failure.
+const DONE: Failure = (Stage::Sandbox, 0);
 /// No descriptor.
 const NONE: RawFd = -1;
 
 /// Starts a command; returns its pid when it has been executed. It leads a session and a group of its own.
-///
-/// `open_files` is the limit on descriptors that it gets (soft, hard); `None`: the helper's own.
 ///
 /// # Errors
 /// The stage that failed and the kernel's answer; no process is left then.
@@ -163,8 +180,9 @@ pub(super) fn start(
     spec: SpawnSpec,
     identity: &Identity,
     descriptors: &Descriptors,
-    open_files: Option<(u64, u64)>,
+    bounds: &Bounds,
 ) -> Result<i32, Failure> {
+    let filters: Vec<_> = bounds.confined.filters.iter().map(filter).collect::<Result<_, _>>()?;
     let (programs, arguments) = (Strings::new(spec.programs)?, Strings::new(spec.arguments)?);
     let (environment, workdir) = (Strings::new(spec.environment)?, text(spec.workdir)?);
     let mut setup = Setup {
@@ -172,7 +190,10 @@ pub(super) fn start(
         stdout: descriptors.stdout.as_raw_fd(),
         stderr: descriptors.stderr.as_raw_fd(),
         script: descriptors.script.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
-        open_files: open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
+        ruleset: bounds.confined.ruleset.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
+        filters: filters.as_ptr(),
+        filter_count: filters.len(),
+        open_files: bounds.open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
         identity: identity.change.then_some(ChildIdentity {
             uid: identity.uid,
             gid: identity.gid,
@@ -203,6 +224,13 @@ pub(super) fn start(
             Err(failure)
         }
     }
+}
+
+/// A filter as the kernel takes it: where it is, and how long.
+fn filter(program: &BpfProgram) -> Result<libc::sock_fprog, Failure> {
+    let len = u16::try_from(program.len()).map_err(|_too_long| (Stage::Sandbox, libc::E2BIG))?;
+    // Both are the kernel's `struct sock_filter`; it is only read.
+    Ok(libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() })
 }
 
 fn errno() -> i32 {
@@ -252,6 +280,9 @@ unsafe fn become_command(setup: &Setup) -> Failure {
             call!(Stage::Descriptors, libc::SYS_dup3, setup.script, 3, 0);
             first_unused = 4;
         }
+        if let Some(failure) = confine(setup) {
+            return failure;
+        }
         // A net only: every descriptor here is closed on exec anyway, so a kernel without the call does no harm.
         libc::syscall(libc::SYS_close_range, first_unused, c_int::MAX, 0);
         if let Some(limit) = &setup.open_files {
@@ -269,6 +300,33 @@ unsafe fn become_command(setup: &Setup) -> Failure {
         call!(Stage::Limits, libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, mask, no_old, bytes);
         execute(setup)
     }
+}
+
+/// Gives up what the command is refused, for good: nothing that it executes gets it back.
+///
+/// SAFETY: as [`become_command`].
+unsafe fn confine(setup: &Setup) -> Option<Failure> {
+    /// `call!` returns the failure itself.
+    unsafe fn calls(setup: &Setup) -> Failure {
+        // SAFETY: integers, and filters that live as long as `setup`.
+        unsafe {
+            call!(Stage::Sandbox, libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            if setup.ruleset != NONE {
+                call!(Stage::Sandbox, libc::SYS_landlock_restrict_self, setup.ruleset, 0);
+            }
+            for n in 0..setup.filter_count {
+                let filter = setup.filters.add(n);
+                call!(Stage::Sandbox, libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, filter);
+            }
+        }
+        DONE
+    }
+    if setup.ruleset == NONE && setup.filter_count == 0 {
+        return None;
+    }
+    // SAFETY: as above.
+    let failure = unsafe { calls(setup) };
+    (failure != DONE).then_some(failure)
 }
 
 /// Tries the candidates in order, as `execvp` does: one that is missing is passed over, one that may not be executed is

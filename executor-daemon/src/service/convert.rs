@@ -76,7 +76,7 @@ pub(super) fn task_id(wire: String) -> TaskId {
 
 /// A command to start. Its values are checked too, so that nothing invalid goes further.
 pub(super) fn command_spec(wire: Option<v1::CommandSpec>) -> Result<CommandSpec, ExecutorError> {
-    let v1::CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode } =
+    let v1::CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode, workspace } =
         wire.ok_or_else(|| ExecutorError::invalid("spec", "is missing"))?;
     let spec = CommandSpec {
         command,
@@ -88,6 +88,7 @@ pub(super) fn command_spec(wire: Option<v1::CommandSpec>) -> Result<CommandSpec,
         stdin,
         timeout_ms,
         sandbox_mode: asked_sandbox_mode(sandbox_mode)?,
+        workspace,
     };
     spec.check()?;
     Ok(spec)
@@ -151,6 +152,8 @@ pub(super) fn info(info: ExecutorInfo) -> v1::GetInfoResponse {
         run_as_user,
         run_as_uid,
         sandbox_modes,
+        sandbox_mode: mode_in_force,
+        network_off,
         features,
         stated_limits,
     } = info;
@@ -176,6 +179,8 @@ pub(super) fn info(info: ExecutorInfo) -> v1::GetInfoResponse {
         run_as_user,
         run_as_uid,
         sandbox_modes: sandbox_modes.into_iter().map(|mode| sandbox_mode(mode).into()).collect(),
+        sandbox_mode: mode_in_force.map_or(v1::SandboxMode::Unspecified, sandbox_mode).into(),
+        network_off,
         features,
         stated_limits,
     }

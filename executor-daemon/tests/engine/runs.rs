@@ -70,6 +70,7 @@ async fn what_cannot_start_says_why_and_uses_no_id() {
 
     let mut limited = spec("true");
     limited.sandbox_mode = Some(SandboxMode::WorkspaceWrite);
+    limited.workspace = Some("/".into());
     assert!(matches!(world.run_spec(limited).await, Err(ExecutorError::SandboxUnavailable { .. })));
 
     // The key of the start that failed is free, and the number that it did not get comes now.

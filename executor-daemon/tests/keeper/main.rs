@@ -1,6 +1,7 @@
 //! The keeper with real processes: the binary of this crate as an embedded keeper, driven through the link.
 
 mod bombs;
+mod confinement;
 mod endings;
 mod helpers;
 mod spills;
@@ -19,7 +20,7 @@ use executor_daemon::{
     keeper::{
         embedded::{self, EmbeddedOptions},
         link::{KeeperLink, ProcessEvent, Spawned},
-        protocol::SpawnSpec,
+        protocol::{Confinement, SpawnSpec},
     },
 };
 
@@ -71,6 +72,7 @@ fn spec(command: &str) -> SpawnSpec {
         workdir: b"/".to_vec(),
         stdin: false,
         script: false,
+        confinement: Confinement::default(),
     }
 }
 

@@ -229,7 +229,11 @@ impl Player<'_> {
     }
 
     fn session(&self, session: &StepSession) -> Session {
-        Session { id: OwnerId(session.id.clone()), cwd: session.cwd.as_ref().map(|cwd| self.bindings.fill(cwd).into()) }
+        Session {
+            id: OwnerId(session.id.clone()),
+            cwd: session.cwd.as_ref().map(|cwd| self.bindings.fill(cwd).into()),
+            sandbox: None,
+        }
     }
 
     fn compare_result(&mut self, expect: &Expectation, result: &ToolResult) {

@@ -14,6 +14,7 @@ mod promises;
 mod reaping;
 mod resumed;
 mod returns;
+mod sandbox;
 mod spec_rows;
 mod state;
 mod stdin;

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use executor_proto::types::{CommandSpec, EnvironmentVariable, SandboxMode};
+use executor_proto::types::{CommandSpec, EnvironmentVariable};
 use executor_tests::{Backend, Daemon, Setup, Stopwatch, World, every_backend, every_daemon, on_backend, wait_for};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -70,23 +70,6 @@ async fn what_is_too_large_is_named_with_its_size(world: &World) {
     let many = CommandSpec { environment: (0..100).map(variable).collect(), ..spec };
     let error = world.run(many).await.expect_err("it is too large");
     assert!(error.to_string().starts_with("environment too large: "), "{error}");
-}
-
-every_backend!(a_sandbox_that_cannot_be_had_fails_closed);
-async fn a_sandbox_that_cannot_be_had_fails_closed(world: &World) {
-    for mode in [SandboxMode::ReadOnly, SandboxMode::WorkspaceWrite] {
-        let spec = CommandSpec {
-            command: format!("echo > {}/ran", world.tmp().display()).into(),
-            sandbox_mode: Some(mode),
-            ..CommandSpec::default()
-        };
-        if world.executor().info().await.expect("it answers").sandbox_modes.contains(&mode) {
-            continue;
-        }
-        let error = world.run(spec).await.expect_err("it cannot be had");
-        assert!(matches!(&error, executor_proto::error::ExecutorError::SandboxUnavailable { .. }), "{error}");
-        assert!(!world.tmp().join("ran").exists(), "it ran without");
-    }
 }
 
 every_daemon!(a_run_that_the_stopping_executor_ends_says_so);

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser};
+use executor_proto::types::SandboxMode;
 
 /// Run shell commands here, or on the host of an executor daemon.
 ///
@@ -19,7 +20,7 @@ use clap::{Args, Parser};
     after_help = "\
 The endpoint is taken from --endpoint, else EXECUTOR_ENDPOINT, else the config file \
 $XDG_CONFIG_HOME/tool-client/config.toml (~/.config/tool-client/config.toml), whose keys are endpoint, \
-token_file, ca_file, cert_file, key_file and owner.
+token_file, ca_file, cert_file, key_file, owner and sandbox.
 
 Exit codes: the command's own; 128+n when it died of signal n; 124 when it timed out; 125 for failures of \
 tool-client itself; 64 for usage; 130 after Ctrl-C.
@@ -59,6 +60,9 @@ pub(super) struct Global {
     /// The session that the call is made for: it owns the tasks that it starts. Not given: no session
     #[arg(long, global = true, value_name = "ID")]
     pub(super) owner: Option<String>,
+    /// How far a command's access to files reaches: read-only, workspace-write or danger-full-access. Default: the executor's
+    #[arg(long, global = true, value_name = "MODE", value_parser = sandbox_mode)]
+    pub(super) sandbox: Option<SandboxMode>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -206,6 +210,12 @@ pub(super) struct Bash {
     /// Read stdin to its end (at most 8 MiB) and give it to the command, which has none otherwise
     #[arg(long)]
     pub(super) stdin: bool,
+}
+
+/// A mode by its word.
+fn sandbox_mode(text: &str) -> Result<SandboxMode, String> {
+    let words = || SandboxMode::ALL.map(SandboxMode::as_str).join(", ");
+    SandboxMode::parse(text).ok_or_else(|| format!("expected one of {}", words()))
 }
 
 /// A positive time with an optional unit.

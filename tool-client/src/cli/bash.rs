@@ -49,8 +49,11 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
     }
     let spec = CommandSpec {
         command: Bytes::from(command.into_vec()),
+        // Who calls has chosen where it starts.
+        workspace: workdir.clone().filter(|workdir| workdir.starts_with(b"/")),
         workdir,
         stdin,
+        sandbox_mode: settings.sandbox,
         timeout_ms: timeout.map(|timeout| timeout.as_secs_f64() * 1_000.0),
         ..CommandSpec::default()
     };

@@ -32,14 +32,15 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
     let prepared = interrupt.or(async {
         let backend = Backend::new(settings, Files::AreTold).await?;
         let session = match &backend.owner {
-            Some(id) => Some(Session { id: id.clone(), cwd: backend.callers_directory().await? }),
+            Some(id) => Some(Session { id: id.clone(), cwd: backend.callers_directory().await?, sandbox: None }),
             None => None,
         };
         Ok((backend, session))
     });
     let (backend, session) = prepared.await?;
     let abort = Abort { token: interrupt.token().clone(), reason: None };
-    let result = Tools::new(backend.executor.clone()).call(session.as_ref(), tool, arguments, &abort).await;
+    let tools = Tools::new(backend.executor.clone());
+    let result = tools.call_in(settings.sandbox, session.as_ref(), tool, arguments, &abort).await;
     output::stdout(result.text).await?;
     backend.close().await;
     Ok(interrupt.code().unwrap_or(u8::from(result.is_error)))

@@ -1,6 +1,6 @@
 //! `info`: what the executor is.
 
-use executor_proto::types::ExecutorInfo;
+use executor_proto::types::{ExecutorInfo, SandboxMode};
 
 use super::{
     Outcome,
@@ -38,6 +38,8 @@ fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
         run_as_user,
         run_as_uid,
         sandbox_modes,
+        sandbox_mode,
+        network_off,
         features,
         stated_limits,
     } = info;
@@ -59,6 +61,8 @@ fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
         ("resume window", format!("{resume_window_ms}ms")),
         ("heartbeat", format!("{heartbeat_ms}ms")),
         ("sandbox modes", modes.join(", ")),
+        ("sandbox", sandbox_mode.map_or("not said", SandboxMode::as_str).to_owned()),
+        ("network", if *network_off { "off" } else { "not limited" }.to_owned()),
         ("features", if features.is_empty() { "none".to_owned() } else { features.join(", ") }),
     ];
     rows.extend(stated_limits.iter().map(|limit| ("not protected", limit.clone())));

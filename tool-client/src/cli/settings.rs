@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use executor_proto::types::OwnerId;
+use executor_proto::types::{OwnerId, SandboxMode};
 
 use super::{Failure, arguments::Global};
 use crate::executor::connect::{Access, ClientFiles, ClientTls, Endpoint, Token};
@@ -18,6 +18,8 @@ pub(super) struct Settings {
     pub(super) endpoint: Option<Endpoint>,
     pub(super) access: Access,
     pub(super) owner: Option<OwnerId>,
+    /// `None`: the executor's default.
+    pub(super) sandbox: Option<SandboxMode>,
 }
 
 /// What the config file says, as far as it can be read.
@@ -26,6 +28,7 @@ struct Config {
     endpoint: Option<String>,
     files: Files,
     owner: Option<String>,
+    sandbox: Option<SandboxMode>,
 }
 
 /// The files that say who we are and whom we trust, as one source names them.
@@ -103,7 +106,8 @@ impl Settings {
         if !problems.is_empty() {
             return Err(Failure::Usage(problems.join("; ")));
         }
-        Ok(Self { endpoint, access, owner: flags.owner.or(config.owner).map(OwnerId) })
+        let owner = flags.owner.or(config.owner).map(OwnerId);
+        Ok(Self { endpoint, access, owner, sandbox: flags.sandbox.or(config.sandbox) })
     }
 }
 
@@ -198,10 +202,18 @@ fn parse(text: &str, base: &Path, problems: &mut Vec<String>) -> Config {
                 config.owner = Some(text);
                 true
             }
-            ("endpoint" | "token_file" | "ca_file" | "cert_file" | "key_file" | "owner", _) => false,
+            ("sandbox", toml::Value::String(word)) => {
+                config.sandbox = SandboxMode::parse(&word);
+                if config.sandbox.is_none() {
+                    let words = SandboxMode::ALL.map(SandboxMode::as_str).join(", ");
+                    problems.push(format!("sandbox is {word:?}; expected one of {words}"));
+                }
+                true
+            }
+            ("endpoint" | "token_file" | "ca_file" | "cert_file" | "key_file" | "owner" | "sandbox", _) => false,
             _ => {
                 problems.push(format!(
-                    "unknown key {key:?}; known are endpoint, token_file, ca_file, cert_file, key_file and owner"
+                    "unknown key {key:?}; known are endpoint, token_file, ca_file, cert_file, key_file, owner and sandbox"
                 ));
                 true
             }
@@ -236,7 +248,7 @@ mod tests {
     fn flags_win_over_the_environment_and_that_over_the_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.toml");
-        std::fs::write(&path, "endpoint = \"unix:/file\"\nowner = \"me\"\n").expect("written");
+        std::fs::write(&path, "endpoint = \"unix:/file\"\nowner = \"me\"\nsandbox = \"read-only\"\n").expect("written");
         let resolve = |flag, variable: Option<&str>, config| {
             let surroundings = Surroundings { endpoint: variable.map(OsString::from), files: Files::default(), config };
             Settings::from(flags(flag), surroundings).expect("all is right")
@@ -246,6 +258,7 @@ mod tests {
         let of_flag = resolve(Some("unix:/flag"), Some("unix:/variable"), file());
         assert_eq!(endpoint(&of_flag).as_deref(), Some("unix:/flag"));
         assert_eq!(of_flag.owner, Some(OwnerId("me".into())));
+        assert_eq!(of_flag.sandbox, Some(SandboxMode::ReadOnly));
         assert_eq!(endpoint(&resolve(None, Some("unix:/variable"), file())).as_deref(), Some("unix:/variable"));
         assert_eq!(endpoint(&resolve(None, None, file())).as_deref(), Some("unix:/file"));
         assert_eq!(endpoint(&resolve(None, None, Some(dir.path().join("none")))), None);
@@ -255,12 +268,19 @@ mod tests {
     fn everything_that_is_wrong_is_said_at_once_in_one_line() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("config.toml");
-        std::fs::write(&path, "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\n")
-            .expect("written");
+        let wrong = "endpoint = \"ftp://x\"\ntoken_file = 3\nowner = [\"a\"]\ntimeout = 1\nsandbox = \"none\"\n";
+        std::fs::write(&path, wrong).expect("written");
         let surroundings = Surroundings { endpoint: None, files: none(), config: Some(path.clone()) };
         let line = problems(Settings::from(flags(Some("https://x:1")), surroundings).expect_err("all is wrong"));
-        let parts =
-            ["ftp://x", "token_file must be", "owner must be", "unknown key \"timeout\"", "token file /none", "--ca"];
+        let parts = [
+            "ftp://x",
+            "sandbox is \"none\"; expected one of read-only,",
+            "token_file must be",
+            "owner must be",
+            "unknown key \"timeout\"",
+            "token file /none",
+            "--ca",
+        ];
         for part in parts {
             assert!(line.contains(part), "{part}: {line}");
         }

@@ -24,7 +24,7 @@ pub(super) fn caller(owner: Option<&OwnerId>) -> Option<v1::Caller> {
 }
 
 pub(super) fn spec(spec: CommandSpec) -> v1::CommandSpec {
-    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode } = spec;
+    let CommandSpec { command, workdir, environment, stdin, timeout_ms, sandbox_mode, workspace } = spec;
     v1::CommandSpec {
         command,
         workdir,
@@ -41,6 +41,7 @@ pub(super) fn spec(spec: CommandSpec) -> v1::CommandSpec {
             Some(SandboxMode::DangerFullAccess) => v1::SandboxMode::DangerFullAccess,
         }
         .into(),
+        workspace,
     }
 }
 
@@ -84,6 +85,8 @@ pub(super) fn info(message: v1::GetInfoResponse) -> ExecutorInfo {
         run_as_user,
         run_as_uid,
         sandbox_modes,
+        sandbox_mode: mode_in_force,
+        network_off,
         features,
         stated_limits,
     } = message;
@@ -109,6 +112,8 @@ pub(super) fn info(message: v1::GetInfoResponse) -> ExecutorInfo {
         run_as_user,
         run_as_uid,
         sandbox_modes: sandbox_modes.into_iter().filter_map(sandbox_mode).collect(),
+        sandbox_mode: sandbox_mode(mode_in_force),
+        network_off,
         features,
         stated_limits,
     }

@@ -1,5 +1,7 @@
 //! What is said of a call before anything is asked of the executor. Without the `Error: ` in front.
 
+use executor_proto::types::SandboxMode;
+
 use super::number;
 
 /// A tool that does not exist.
@@ -49,6 +51,22 @@ pub fn nul_byte(name: &str) -> String {
 
 /// A task id that is the empty text.
 pub const EMPTY_TASK_ID: &str = "invalid task_id: expected a string, got \"\"";
+
+/// A person is asked whether a call may run in a wider sandbox mode than its session's.
+#[must_use]
+pub fn wider_sandbox(asked: SandboxMode, session: SandboxMode) -> String {
+    format!("run in sandbox mode {} instead of the session's {}?", asked.as_str(), session.as_str())
+}
+
+/// A call in a wider sandbox mode than its session's, which nobody is there to allow.
+#[must_use]
+pub fn nobody_allows(asked: SandboxMode, session: SandboxMode) -> String {
+    format!(
+        "sandbox mode {} is wider than the session's {}, and nothing here may allow it",
+        asked.as_str(),
+        session.as_str()
+    )
+}
 
 /// A call that was aborted before its command was started.
 #[must_use]

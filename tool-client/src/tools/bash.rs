@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use bytes::Bytes;
-use executor_proto::types::{CommandSpec, OwnerId};
+use executor_proto::types::{CommandSpec, OwnerId, SandboxMode};
 
 use super::{
     Abort, ToolResult,
@@ -56,9 +56,15 @@ impl Bash {
             command: Bytes::copy_from_slice(command.as_bytes()),
             workdir,
             timeout_ms,
+            workspace: session.and_then(cwd).filter(|cwd| cwd.starts_with(b"/")).map(Bytes::copy_from_slice),
             ..CommandSpec::default()
         };
         Ok(Self { spec, background: arguments.bool("run_in_background").unwrap_or(false) })
+    }
+
+    /// The sandbox mode that it asks for; `None`: the executor's default.
+    pub(super) fn set_sandbox(&mut self, mode: Option<SandboxMode>) {
+        self.spec.sandbox_mode = mode;
     }
 
     /// Makes the call. The abort ends a run; a task that was started lives on.
@@ -86,7 +92,7 @@ impl Bash {
 /// directory, or else by the executor, which knows where it was started; without one it is the session's directory, or
 /// else the executor's choice.
 fn workdir(given: Option<&str>, session: Option<&Session>) -> Option<Bytes> {
-    let cwd = session.and_then(|session| session.cwd.as_ref()).map(|cwd| cwd.as_os_str().as_bytes());
+    let cwd = session.and_then(cwd);
     match given {
         None => cwd.map(Bytes::copy_from_slice),
         Some(given) if given.starts_with('/') => Some(Bytes::copy_from_slice(given.as_bytes())),
@@ -94,12 +100,17 @@ fn workdir(given: Option<&str>, session: Option<&Session>) -> Option<Bytes> {
     }
 }
 
+/// The session's directory.
+fn cwd(session: &Session) -> Option<&[u8]> {
+    session.cwd.as_ref().map(|cwd| cwd.as_os_str().as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::definitions::Tool, *};
 
     fn check(arguments: &serde_json::Value) -> Result<Bash, String> {
-        let session = Session { id: OwnerId("s".to_owned()), cwd: Some("/srv".into()) };
+        let session = Session { id: OwnerId("s".to_owned()), cwd: Some("/srv".into()), sandbox: None };
         let arguments = Arguments::parse(Tool::Bash, &arguments.to_string()).expect("the schema is kept");
         Bash::check(&arguments, Some(&session))
     }
@@ -157,6 +168,7 @@ mod tests {
             command: Bytes::from_static(b" x\n"),
             workdir: Some(Bytes::from_static(b"/srv/a")),
             timeout_ms: Some(150.5),
+            workspace: Some(Bytes::from_static(b"/srv")),
             ..CommandSpec::default()
         };
         assert_eq!((bash.spec, bash.background), (spec, true));
@@ -165,7 +177,8 @@ mod tests {
 
     #[test]
     fn the_workdir_follows_the_session() {
-        let session = |cwd: Option<&str>| Session { id: OwnerId(String::new()), cwd: cwd.map(Into::into) };
+        let session =
+            |cwd: Option<&str>| Session { id: OwnerId(String::new()), cwd: cwd.map(Into::into), sandbox: None };
         let (with, without) = (session(Some("/srv/x/")), session(None));
         let cases = [
             (None, Some(&with), Some("/srv/x/")),

@@ -14,7 +14,7 @@ use super::{
 };
 
 fn session(id: &str) -> Session {
-    Session { id: OwnerId(id.to_owned()), cwd: Some("/srv".into()) }
+    Session { id: OwnerId(id.to_owned()), cwd: Some("/srv".into()), sandbox: None }
 }
 
 fn id(text: &str) -> TaskId {
@@ -38,6 +38,7 @@ fn echo_spec() -> CommandSpec {
         command: Bytes::from_static(b"echo hi"),
         workdir: Some(Bytes::from_static(b"/srv/sub")),
         timeout_ms: Some(5.0),
+        workspace: Some(Bytes::from_static(b"/srv")),
         ..CommandSpec::default()
     }
 }
@@ -86,7 +87,7 @@ async fn a_call_without_a_session_has_no_owner_and_no_workdir() {
     let fake = Arc::new(Fake::answering([Answer::Start(Ok(id("bash-1")))]));
     let executor: Arc<dyn Executor> = Arc::clone(&fake) as _;
     Tools::new(executor).call(None, "bash", BACKGROUND, &Abort::default()).await;
-    let spec = CommandSpec { workdir: None, timeout_ms: None, ..echo_spec() };
+    let spec = CommandSpec { workdir: None, timeout_ms: None, workspace: None, ..echo_spec() };
     assert_eq!(fake.questions(), [Question::Start(None, spec)]);
 }
 
@@ -252,6 +253,56 @@ async fn a_hook_sees_calls_of_every_tool_but_none_that_fails_a_check() {
     let asked = [r#"bash_output nobody {"task_id":"bash-1"}"#, r#"bash_kill nobody {"task_id":"bash-2"}"#];
     assert_eq!(*hook.asked.lock().expect("no test panics in it"), asked);
     assert_eq!(fake.questions(), []);
+}
+
+/// A hook that has nothing of its own to say.
+#[derive(Debug)]
+struct Silent;
+
+impl PreExecute for Silent {}
+
+#[tokio::test]
+async fn a_wider_sandbox_than_the_sessions_needs_a_permission() {
+    const FULL: Option<SandboxMode> = Some(SandboxMode::DangerFullAccess);
+    let question = "run in sandbox mode danger-full-access instead of the session's read-only?";
+    let limited = Session { sandbox: Some(SandboxMode::ReadOnly), ..session("s1") };
+    let hook = |verdict| Hook { verdict, answer: Some(Ok(())), asked: Mutex::default() };
+    let cases: [(Option<SandboxMode>, Option<Arc<dyn PreExecute>>, Result<SandboxMode, String>); 7] = [
+        (None, None, Ok(SandboxMode::ReadOnly)),
+        (Some(SandboxMode::ReadOnly), None, Ok(SandboxMode::ReadOnly)),
+        (None, Some(Arc::new(Silent)), Ok(SandboxMode::ReadOnly)),
+        (FULL, Some(Arc::new(Silent)), Err("nobody is there to be asked".to_owned())),
+        (FULL, Some(Arc::new(hook(Permission::Ask(question.to_owned())))), Ok(SandboxMode::DangerFullAccess)),
+        (FULL, Some(Arc::new(hook(Permission::Deny("no".to_owned())))), Err("no".to_owned())),
+        (
+            FULL,
+            None,
+            Err("sandbox mode danger-full-access is wider than the session's read-only, and nothing here may allow it"
+                .to_owned()),
+        ),
+    ];
+    for (asked, hook, expected) in cases {
+        let fake = Arc::new(Fake::answering([Answer::Run(Ok(run_result("hi", Exit::Code(0))))]));
+        let executor: Arc<dyn Executor> = Arc::clone(&fake) as _;
+        let mut tools = Tools::new(executor);
+        if let Some(hook) = hook {
+            tools = tools.with_hook(hook);
+        }
+        let result = tools.call_in(asked, Some(&limited), "bash", ECHO, &Abort::default()).await;
+        match expected {
+            Ok(mode) => {
+                let spec = CommandSpec { sandbox_mode: Some(mode), ..echo_spec() };
+                assert_eq!(fake.questions(), [Question::Run(Some(OwnerId("s1".to_owned())), spec)]);
+            }
+            Err(message) => {
+                assert_eq!(result, ToolResult::error(&message));
+                assert_eq!(fake.questions(), []);
+            }
+        }
+    }
+    // Whoever has a mode of nobody's cannot ask for more than it: that is the executor's to say.
+    let wider = WiderSandbox { session: SandboxMode::ReadOnly, asked: SandboxMode::DangerFullAccess };
+    assert_eq!(wider.question(), question);
 }
 
 #[tokio::test]

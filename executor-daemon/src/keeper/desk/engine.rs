@@ -64,6 +64,7 @@ impl Desk {
             helper: command.helper.unwrap_or(0),
             files: command.files.each_ref().map(|fds| u8::try_from(fds.len()).unwrap_or(u8::MAX)),
             spills: command.spills.each_ref().map(|spill| spill.as_ref().map(|(_, path)| path.clone())),
+            mode: command.mode,
         };
         let files = command.files.iter().flatten().chain(command.spills.iter().flatten().map(|(file, _)| file));
         let mut fds: Vec<_> = command.pipes.iter().chain(files).map(Rc::clone).collect();

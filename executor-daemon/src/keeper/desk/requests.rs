@@ -130,6 +130,7 @@ impl Desk {
             helper: Some(helper),
             shell: 0,
             identity: index,
+            mode: spec.confinement.mode,
             pipes,
             files: Default::default(),
             spills: [None, None],

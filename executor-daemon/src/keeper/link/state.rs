@@ -325,7 +325,7 @@ impl Shared {
     #[expect(clippy::disallowed_methods, reason = "a command has at most two events")]
     pub(super) fn carried(self: &Arc<Self>, packet: Packet) -> io::Result<Option<Carried>> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the keeper does not hand over");
-        let FromKeeper::Carried { handle, life, pid, helper, files, spills } = packet.decode()? else {
+        let FromKeeper::Carried { handle, life, pid, helper, files, spills, mode } = packet.decode()? else {
             return Err(invalid());
         };
         let mut guard = self.state();
@@ -364,7 +364,13 @@ impl Shared {
             }
             return Ok(None);
         };
-        Ok(Some(Carried { spawned: Spawned { handle, pid, stdout, stderr, events }, empty, files, spills }))
+        Ok(Some(Carried {
+            spawned: Spawned { handle, pid, stdout, stderr, events },
+            empty,
+            files,
+            spills,
+            mode: mode.into(),
+        }))
     }
 
     /// Ends a command that nobody here can look after.

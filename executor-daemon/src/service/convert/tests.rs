@@ -24,6 +24,7 @@ fn a_request_s_values_arrive_as_they_were_sent() {
         stdin: Some(Bytes::new()),
         timeout_ms: Some(0.5),
         sandbox_mode: v1::SandboxMode::WorkspaceWrite.into(),
+        workspace: Some("/w".into()),
     };
     let spec = command_spec(Some(wire)).expect("a spec");
     assert_eq!(
@@ -35,6 +36,7 @@ fn a_request_s_values_arrive_as_they_were_sent() {
             stdin: Some(Bytes::new()),
             timeout_ms: Some(0.5),
             sandbox_mode: Some(SandboxMode::WorkspaceWrite),
+            workspace: Some("/w".into()),
         }
     );
     let plain = command_spec(Some(wire_spec())).expect("a spec");
@@ -63,6 +65,10 @@ fn what_is_malformed_is_named() {
     assert_eq!(field(read_id(String::new())), "read_id is empty");
     assert_eq!(field(command_spec(None)), "spec is missing");
     assert_eq!(field(command_spec(Some(v1::CommandSpec::default()))), "command is empty");
+    for workspace in ["", "w", "/w\0"] {
+        let spec = v1::CommandSpec { workspace: Some(workspace.into()), ..wire_spec() };
+        assert_eq!(field(command_spec(Some(spec))), "workspace is not an absolute path");
+    }
     let sandbox = v1::CommandSpec { sandbox_mode: 9, ..wire_spec() };
     assert_eq!(field(command_spec(Some(sandbox))), "spec.sandbox_mode is 9, which this daemon does not know");
     let timeout = v1::CommandSpec { timeout_ms: Some(f64::NAN), ..wire_spec() };
