@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, ffi::OsString, path::Path, time::Duration};
 
 use executor_daemon::config::Settings;
+use executor_proto::types::SandboxMode;
 use nix::unistd::Uid;
 use tool_client::executor::{connect::Keepalive, local::LocalOptions, remote::Deadlines};
 
@@ -69,6 +70,10 @@ pub struct Setup {
     pub max_tasks_per_owner: Option<u64>,
     /// End what lives on after a shell.
     pub reap_descendants: bool,
+    /// Widest sandbox mode, and that of a call that asks for none; `None`: the default.
+    pub sandbox: Option<SandboxMode>,
+    /// Whether commands reach the network.
+    pub network: bool,
     /// Directory that commands start in when none is given; `None`: where the executor was started.
     pub default_workdir: Option<String>,
     /// Added to the executor's own environment, or put in place of what is in it; `${TMP}` stands for the directory.
@@ -115,6 +120,8 @@ impl Default for Setup {
             max_leftovers_per_owner: None,
             max_tasks_per_owner: None,
             reap_descendants: false,
+            sandbox: None,
+            network: true,
             default_workdir: None,
             environment: BTreeMap::new(),
             prepare: Vec::new(),
@@ -184,6 +191,8 @@ impl Setup {
         settings.max_timeout_ms = self.max_timeout_ms;
         settings.max_output_bytes = self.max_output_bytes;
         settings.grace_ms = self.grace_ms;
+        settings.tenant_defaults.sandbox = self.sandbox.unwrap_or(settings.tenant_defaults.sandbox);
+        settings.tenant_defaults.network = self.network;
         settings.reap_descendants = self.reap_descendants;
         settings.max_spill_bytes = self.max_spill_bytes.unwrap_or(settings.max_spill_bytes);
         settings.max_leftovers_per_owner = self.max_leftovers_per_owner.unwrap_or(settings.max_leftovers_per_owner);
@@ -200,6 +209,8 @@ impl Setup {
             format!("grace_ms = {}", self.grace_ms),
             format!("reap_descendants = {}", self.reap_descendants),
         ];
+        lines.extend(self.sandbox.map(|mode| format!("sandbox = {:?}", mode.as_str())));
+        lines.push(format!("network = {}", self.network));
         lines.extend(self.default_workdir.as_ref().map(|path| format!("default_workdir = {path:?}")));
         let numbers = [
             ("heartbeat_ms", self.heartbeat_ms),

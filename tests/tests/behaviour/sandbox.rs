@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use executor_proto::types::{CommandSpec, Exit, SandboxMode};
+use executor_proto::types::{CommandSpec, EnvironmentVariable, Exit, SandboxMode};
 use executor_tests::{Setup, World, every_backend, every_daemon, wait_for};
 use tool_client::{executor::ExecutorError, text};
 
@@ -186,6 +186,72 @@ async fn a_task_keeps_to_its_sandbox(world: &World) {
         executor_proto::types::TaskId(started.strip_prefix("started background task ").expect(&started).to_owned());
     world.ended(&id, SOON).await.expect("it ends");
     assert!(!world.tmp().join("new").exists());
+}
+
+every_backend!(a_ceiling_is_the_default_and_nothing_wider_can_be_had
+    with Setup { sandbox: Some(SandboxMode::WorkspaceWrite), ..places() });
+async fn a_ceiling_is_the_default_and_nothing_wider_can_be_had(world: &World) {
+    let info = world.executor().info().await.expect("it answers");
+    assert_eq!(info.sandbox_modes, [SandboxMode::ReadOnly, SandboxMode::WorkspaceWrite]);
+    assert_eq!(info.sandbox_mode, Some(SandboxMode::WorkspaceWrite));
+    assert_eq!(world.bash("echo x > new && cat new").await, "x\n");
+    let text = world.bash("echo x > ../elsewhere/new").await;
+    assert!(text.ends_with("[sandbox: file access denied under workspace-write mode]\n[exit code: 1]"), "{text}");
+    let mut session = world.session("wide");
+    session.sandbox = Some(SandboxMode::DangerFullAccess);
+    let arguments = r#"{"command": "echo x > wide", "description": "d"}"#;
+    let text = world.call(Some(&session), "bash", arguments, &tool_client::tools::Abort::default()).await.text;
+    let reason = "this executor allows workspace-write at most";
+    assert_eq!(text, format!("Error: sandbox mode danger-full-access is not available here: {reason}"));
+    assert!(!world.tmp().join("wide").exists(), "it ran");
+    // Nor can a caller make everything its workspace, or have another TMPDIR.
+    let all = CommandSpec {
+        workspace: world.tmp().parent().map(|root| root.display().to_string().into()),
+        ..spec(SandboxMode::WorkspaceWrite, "true")
+    };
+    let error = world.run(all).await.expect_err("it is outside").to_string();
+    assert!(error.contains("is outside of what this executor allows"), "{error}");
+    let mut other = spec(SandboxMode::WorkspaceWrite, "echo x > $TMPDIR/new");
+    let elsewhere = world.tmp().parent().expect("it lies somewhere").join("elsewhere").display().to_string();
+    other.environment = vec![EnvironmentVariable { name: "TMPDIR".into(), value: elsewhere.into() }];
+    assert_eq!(world.run(other).await.expect("it runs").sandbox_denied, Some(SandboxMode::WorkspaceWrite));
+}
+
+every_backend!(arguments_of_the_model_do_not_move_the_sandbox
+    with Setup { sandbox: Some(SandboxMode::ReadOnly), ..places() });
+async fn arguments_of_the_model_do_not_move_the_sandbox(world: &World) {
+    let more = serde_json::json!({
+        "sandbox": "danger-full-access", "sandbox_mode": 3, "sandboxMode": "danger-full-access", "workspace": "/",
+        "workdir": "..", "dangerouslyDisableSandbox": true
+    });
+    let text = world.bash_with("echo x > elsewhere/new", more).await;
+    assert!(text.ends_with("[sandbox: file access denied under read-only mode]\n[exit code: 1]"), "{text}");
+}
+
+every_backend!(without_a_network_no_mode_has_one with Setup { network: false, ..places() });
+async fn without_a_network_no_mode_has_one(world: &World) {
+    assert!(world.executor().info().await.expect("it answers").network_off);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    for mode in SandboxMode::ALL {
+        for way in [format!("/dev/tcp/127.0.0.1/{port}"), "/dev/udp/127.0.0.1/9".to_owned()] {
+            // It is no denial of a file.
+            let text = text_in(world, mode, &format!("(exec 3<>{way})")).await;
+            let lines = [format!("{way}: Network is unreachable"), "[exit code: 1]".to_owned()];
+            assert!(lines.iter().all(|line| text.contains(line)) && !text.contains("[sandbox"), "{mode:?}: {text}");
+        }
+    }
+}
+
+every_backend!(with_a_network_every_mode_has_it with places());
+async fn with_a_network_every_mode_has_it(world: &World) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    for mode in SandboxMode::ALL {
+        for way in [format!("/dev/tcp/127.0.0.1/{port}"), "/dev/udp/127.0.0.1/9".to_owned()] {
+            assert_eq!(text_in(world, mode, &format!("(exec 3<>{way}) && echo reached")).await, "reached\n");
+        }
+    }
 }
 
 every_daemon!(a_run_that_a_new_server_takes_over_is_still_in_its_sandbox with places());
