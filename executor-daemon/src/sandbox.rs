@@ -24,6 +24,9 @@ use crate::{
 /// The first version of Landlock that can refuse all writing: before it, files can be truncated.
 const FIRST_ABI_FOR_FILES: u32 = 3;
 
+/// The first version that can refuse signals, and abstract Unix sockets.
+const FIRST_ABI_FOR_SIGNALS: u32 = 6;
+
 /// Where temporary files go when there is no `TMPDIR`.
 const DEFAULT_TMPDIR: &str = "/tmp";
 
@@ -43,6 +46,12 @@ impl Support {
     /// What this kernel can do.
     pub(crate) fn of_this_kernel() -> Self {
         Self { landlock_abi: confine::landlock_abi(), filters: confine::has_filters() }
+    }
+
+    /// Whether commands run within a fence that no signal leaves. What can gain privileges cannot be fenced in: the kernel asks for
+    /// the one to be given up before the other.
+    pub(crate) fn has_fence(self, allow_setuid: bool) -> bool {
+        !allow_setuid && self.landlock_abi >= FIRST_ABI_FOR_SIGNALS
     }
 
     /// The modes that can be enforced.
@@ -78,7 +87,7 @@ impl Support {
                     .to_owned(),
             );
         }
-        if self.landlock_abi >= FIRST_ABI_FOR_FILES && self.landlock_abi < 6 {
+        if self.landlock_abi >= FIRST_ABI_FOR_FILES && self.landlock_abi < FIRST_ABI_FOR_SIGNALS {
             gaps.push("sandbox modes do not cover abstract Unix sockets: Linux 6.12 or later does".to_owned());
         }
         gaps

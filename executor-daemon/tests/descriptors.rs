@@ -24,6 +24,7 @@ fn spec(command: &str, variable_bytes: usize) -> SpawnSpec {
         stdin: false,
         script: false,
         confinement: Confinement::default(),
+        fence: None,
     }
 }
 

@@ -28,6 +28,7 @@ use sha2::{Digest, Sha256};
 use super::{keys::CommandDigest, registry::Kind};
 use crate::{
     config::{Settings, TenantRules},
+    ids::TenantId,
     keeper::protocol::{Identity, SpawnSpec},
     sandbox::{self, Support},
 };
@@ -89,6 +90,7 @@ impl Prepared {
     /// Checks a command and completes it with what holds here.
     pub(super) fn new(
         settings: &Settings,
+        tenant: &TenantId,
         rules: &TenantRules,
         support: &Support,
         identity: &Identity,
@@ -119,6 +121,7 @@ impl Prepared {
             stdin: spec.stdin.is_some(),
             script,
             confinement,
+            fence: support.has_fence(rules.allow_setuid).then(|| tenant.0.clone()),
         };
         Ok(Self {
             spawn,
@@ -254,6 +257,10 @@ mod tests {
 
     use super::*;
 
+    fn tenant() -> TenantId {
+        TenantId::default_tenant()
+    }
+
     const FULL: Support = Support { landlock_abi: 7, filters: true };
 
     fn settings(environment: &[(&str, &str)]) -> Settings {
@@ -281,7 +288,7 @@ mod tests {
     }
 
     fn prepare(settings: &Settings, spec: CommandSpec) -> Result<Prepared, ExecutorError> {
-        Prepared::new(settings, &settings.tenant_defaults, &FULL, &identity(false), spec)
+        Prepared::new(settings, &tenant(), &settings.tenant_defaults, &FULL, &identity(false), spec)
     }
 
     fn texts(all: &[Vec<u8>]) -> Vec<&str> {
@@ -296,7 +303,9 @@ mod tests {
             spec.environment.push(EnvironmentVariable { name: name.into(), value: value.into() });
         }
         let changed =
-            Prepared::new(&settings, &settings.tenant_defaults, &FULL, &identity(true), spec.clone()).unwrap().spawn;
+            Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &FULL, &identity(true), spec.clone())
+                .unwrap()
+                .spawn;
         assert_eq!(
             texts(&changed.environment),
             ["PATH=/a::/b", "HOME=/home/executor", "X=3", "USER=executor", "LOGNAME=me"]
@@ -398,7 +407,8 @@ mod tests {
         limited.sandbox_mode = Some(SandboxMode::ReadOnly);
         let none = Support { landlock_abi: 0, filters: false };
         let settings = settings(&[]);
-        let error = Prepared::new(&settings, &settings.tenant_defaults, &none, &identity(false), limited).unwrap_err();
+        let error = Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &none, &identity(false), limited)
+            .unwrap_err();
         assert!(matches!(error, ExecutorError::SandboxUnavailable { mode: SandboxMode::ReadOnly, .. }));
     }
 

@@ -10,6 +10,9 @@ use crate::{config::Settings, keeper::protocol::Identity, sandbox::Support};
 /// Optional behaviour that this executor has.
 const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
 
+/// Commands signal nobody but commands of their tenant.
+const SIGNAL_FENCE: &str = "signal-fence";
+
 /// Everything that [`ExecutorInfo`] says, learned once.
 pub(super) fn info(
     settings: &Settings,
@@ -21,6 +24,7 @@ pub(super) fn info(
     let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let rules = &settings.tenant_defaults;
+    let fence = support.has_fence(rules.allow_setuid).then_some(SIGNAL_FENCE);
     let mut limits = stated_limits(identity.map(|identity| identity.uid), &Own::of_this_process());
     limits.extend(support.gaps());
     ExecutorInfo {
@@ -47,7 +51,7 @@ pub(super) fn info(
         sandbox_modes: support.modes(rules),
         sandbox_mode: Some(rules.sandbox),
         network_off: !rules.network,
-        features: FEATURES.map(str::to_owned).into(),
+        features: FEATURES.into_iter().chain(fence).map(str::to_owned).collect(),
         stated_limits: limits,
     }
 }

@@ -86,7 +86,7 @@ impl Start {
         let identity =
             identity.ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
         let command = digest(kind, &spec);
-        let prepared = Prepared::new(&engine.settings, rules, &engine.support, identity, spec)?;
+        let prepared = Prepared::new(&engine.settings, &caller.tenant, rules, &engine.support, identity, spec)?;
         let reservation = loop {
             let reserved = engine.registry().reserve(caller, key, &command, only_known, now_ms())?;
             match reserved {

@@ -30,7 +30,7 @@ use nix::{
 use super::{
     confine,
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
-    spawn::{self, Bounds, Descriptors, SharedPid, Stack},
+    spawn::{self, Bounds, Descriptors, SharedPids, Stack},
     tree::{self, Reaped},
     wire::{self, Frame, Packet},
 };
@@ -83,7 +83,7 @@ struct Helper<'a> {
     name: u64,
     signals: SignalFd,
     stack: Stack,
-    shell: &'a SharedPid,
+    pids: &'a SharedPids,
     running: Option<Running>,
     keeper_gone: bool,
     real_time: bool,
@@ -109,7 +109,7 @@ struct Ending {
 ///
 /// Called right after the fork: everything that the keeper holds is closed here, except for these sockets: the keeper's, and
 /// the one where the engine may listen.
-pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, shell: &SharedPid) -> std::io::Result<()> {
+pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, pids: &SharedPids) -> std::io::Result<()> {
     let [socket, news] = keep_only(sockets)?;
     let _ = nix::sys::prctl::set_name(c"command-helper");
     nix::sys::prctl::set_child_subreaper(true)?;
@@ -121,32 +121,36 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, shell: &S
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    Helper { context, socket, news, name, signals, stack, shell, running: None, keeper_gone: false, real_time: false }
+    Helper { context, socket, news, name, signals, stack, pids, running: None, keeper_gone: false, real_time: false }
         .work();
     Ok(())
 }
 
-/// Moves the sockets to descriptors 3 and 4 and closes all others above 2.
-fn keep_only(sockets: [OwnedFd; 2]) -> std::io::Result<[OwnedFd; 2]> {
+/// Moves the sockets to descriptors 3 and up and closes all others above 2.
+pub(super) fn keep_only<const N: usize>(sockets: [OwnedFd; N]) -> std::io::Result<[OwnedFd; N]> {
     use std::os::fd::FromRawFd;
-    // Above what they are moved to, so that neither move hits the other.
-    let [first, second] = sockets.map(|socket| fcntl(socket, FcntlArg::F_DUPFD_CLOEXEC(5)));
-    let sockets = [first?, second?];
-    // SAFETY: whoever owned the descriptors that are replaced or closed here is the keeper's code, which this process never
-    // runs again; the new ones at 3 and 4 have one owner, which is returned.
+    /// The first place.
+    const FIRST: i32 = 3;
+    let end = FIRST + i32::try_from(N).unwrap_or(i32::MAX - FIRST);
+    // Above what they are moved to, so that no move hits another.
+    let moved: Vec<i32> =
+        sockets.into_iter().map(|socket| fcntl(socket, FcntlArg::F_DUPFD_CLOEXEC(end))).collect::<Result<_, _>>()?;
+    // SAFETY: whoever owned the descriptors that are replaced or closed here is the code of the process that this one was forked
+    // from, which it never runs again; the new ones from 3 on have one owner, which is returned.
     unsafe {
-        for (raw, place) in sockets.into_iter().zip(3..) {
+        for (raw, place) in moved.into_iter().zip(FIRST..) {
             if libc::dup3(raw, place, libc::O_CLOEXEC) < 0 {
                 return Err(std::io::Error::last_os_error());
             }
         }
-        if libc::syscall(libc::SYS_close_range, 5, libc::c_int::MAX, 0) < 0 {
+        if libc::syscall(libc::SYS_close_range, end, libc::c_int::MAX, 0) < 0 {
             let open_max = nix::unistd::sysconf(nix::unistd::SysconfVar::OPEN_MAX)?.unwrap_or(1024);
-            for fd in 5..i32::try_from(open_max).unwrap_or(i32::MAX) {
+            for fd in end..i32::try_from(open_max).unwrap_or(i32::MAX) {
                 libc::close(fd);
             }
         }
-        Ok([OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)])
+        let mut places = FIRST..;
+        Ok([(); N].map(|()| OwnedFd::from_raw_fd(places.next().unwrap_or(FIRST))))
     }
 }
 
@@ -261,7 +265,7 @@ impl Helper<'_> {
             Err(failure) => return failed(failure),
         };
         let bounds = Bounds { open_files: self.context.open_files, confined };
-        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, &bounds) {
+        match spawn::start(&self.stack, self.pids, spec, identity, &descriptors, &bounds) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs(), helper: self.name }

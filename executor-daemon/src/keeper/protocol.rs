@@ -72,6 +72,9 @@ pub struct SpawnSpec {
     pub script: bool,
     /// What it is refused.
     pub confinement: Confinement,
+    /// The tenant within whose fence it runs: a domain of signals that commands with the same name here share. `None`: it runs
+    /// within none.
+    pub fence: Option<String>,
 }
 
 /// What the kernel refuses a command beyond what it refuses its user.

@@ -9,7 +9,7 @@
 use std::{
     ffi::{CString, c_char, c_int, c_long, c_void},
     io,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicI32, Ordering},
 };
@@ -66,37 +66,57 @@ impl Drop for Stack {
     }
 }
 
-/// Where the kernel writes a shell's id before the shell runs; the keeper reads it there when the helper is killed before
-/// it could tell.
+/// Where the kernel writes the id of a shell before the shell runs, and that of a helper which another process makes; the keeper
+/// reads them there.
 #[derive(Debug)]
-pub(super) struct SharedPid {
-    word: NonNull<AtomicI32>,
+pub(super) struct SharedPids {
+    words: NonNull<[AtomicI32; 2]>,
 }
 
-impl SharedPid {
-    /// Maps a word, 0, that stays shared with the processes that are forked.
+impl SharedPids {
+    /// Size of a file that they lie in.
+    pub(super) const BYTES: libc::off_t = size_of::<[AtomicI32; 2]>() as libc::off_t;
+
+    /// Maps words, both 0, that stay shared with the processes that are forked.
     pub(super) fn new() -> io::Result<Self> {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        Self::mapped(libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// Maps those in a file, which has [`Self::BYTES`].
+    pub(super) fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::mapped(libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    fn mapped(flags: c_int, file: RawFd) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh anonymous mapping, known to nobody else.
-        let word = unsafe { libc::mmap(ptr::null_mut(), size_of::<AtomicI32>(), protection, flags, -1, 0) };
-        if word == libc::MAP_FAILED {
+        // SAFETY: a fresh mapping; what others do to the file goes through atomics, as here.
+        let words = unsafe { libc::mmap(ptr::null_mut(), size_of::<[AtomicI32; 2]>(), protection, flags, file, 0) };
+        if words == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { word: NonNull::new(word.cast()).ok_or(io::ErrorKind::OutOfMemory)? })
+        Ok(Self { words: NonNull::new(words.cast()).ok_or(io::ErrorKind::OutOfMemory)? })
     }
 
-    /// The word.
-    pub(super) fn word(&self) -> &AtomicI32 {
-        // SAFETY: mapped, zeroed and page-aligned as long as `self` lives.
-        unsafe { self.word.as_ref() }
+    /// The id of the shell that was started last. 0: none.
+    pub(super) fn shell(&self) -> &AtomicI32 {
+        &self.words()[0]
+    }
+
+    /// The id of the helper. 0: none was made yet, or it was made without this.
+    pub(super) fn helper(&self) -> &AtomicI32 {
+        &self.words()[1]
+    }
+
+    fn words(&self) -> &[AtomicI32; 2] {
+        // SAFETY: mapped and page-aligned as long as `self` lives, and zeroed at first.
+        unsafe { self.words.as_ref() }
     }
 }
 
-impl Drop for SharedPid {
+impl Drop for SharedPids {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`, to which no reference is left.
-        unsafe { libc::munmap(self.word.as_ptr().cast(), size_of::<AtomicI32>()) };
+        // SAFETY: exactly the mapping made in `mapped`, to which no reference is left.
+        unsafe { libc::munmap(self.words.as_ptr().cast(), size_of::<[AtomicI32; 2]>()) };
     }
 }
 
@@ -176,7 +196,7 @@ const NONE: RawFd = -1;
 /// The stage that failed and the kernel's answer; no process is left then.
 pub(super) fn start(
     stack: &Stack,
-    shell: &SharedPid,
+    pids: &SharedPids,
     spec: SpawnSpec,
     identity: &Identity,
     descriptors: &Descriptors,
@@ -210,7 +230,7 @@ pub(super) fn start(
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
     // SAFETY: the stack is ours and unused; `setup` and all it points to live until the end of this function, and the
     // caller is suspended (CLONE_VFORK) until the child has left this memory.
-    let pid = unsafe { libc::clone(child, stack.top(), flags, setup.cast(), shell.word().as_ptr()) };
+    let pid = unsafe { libc::clone(child, stack.top(), flags, setup.cast(), pids.shell().as_ptr()) };
     if pid < 0 {
         return Err((Stage::Clone, errno()));
     }
@@ -218,7 +238,7 @@ pub(super) fn start(
     match unsafe { (&raw const (*setup).failure).read_volatile() } {
         None => Ok(pid),
         Some(failure) => {
-            shell.word().store(0, Ordering::Release);
+            pids.shell().store(0, Ordering::Release);
             // SAFETY: waits for our own child, which is exiting.
             while unsafe { libc::waitpid(pid, ptr::null_mut(), libc::__WALL) } < 0 && errno() == libc::EINTR {}
             Err(failure)

@@ -85,3 +85,32 @@ async fn a_directory_behind_a_link_is_refused_and_one_that_is_missing_is_none() 
         assert_eq!(error, expected, "{}", path.display());
     }
 }
+
+#[tokio::test]
+async fn a_signal_stays_within_its_fence() {
+    let keeper = Keeper::start().await;
+    let within = |fence: &str, command: &str| SpawnSpec { fence: Some(fence.to_owned()), ..spec(command) };
+    let start = async |spec| {
+        let spawned = keeper.link.spawn(keeper.link.new_handle(), spec, None, None).await.expect("it starts");
+        Command { spawned, keeper: keeper.link.clone() }
+    };
+    let mut victim = start(within("a", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")).await;
+    let (pid, mut seen) = (victim.spawned.pid, String::new());
+    while seen.is_empty() {
+        seen = victim.stdout();
+        tokio::task::yield_now().await;
+    }
+    let mut refused = start(within("b", &format!("kill -TERM {pid} 2>&1"))).await;
+    refused.status().await;
+    if !refused.stdout().contains("Operation not permitted") {
+        eprintln!("this kernel has no Landlock that refuses signals (version 6, Linux 6.12): nothing shown");
+        return;
+    }
+    let mut allowed = start(within("a", &format!("kill -TERM {pid}"))).await;
+    assert_eq!(allowed.status().await, Some(0));
+    assert_eq!(victim.status().await, Some(7 << 8));
+    // The keeper ends what it likes.
+    let mut other = start(within("b", "sleep 300 & setsid sleep 300 & wait")).await;
+    assert_eq!(keeper.link.end(other.handle(), std::time::Duration::ZERO).await, super::NONE);
+    other.status().await;
+}

@@ -73,6 +73,7 @@ fn spec(command: &str) -> SpawnSpec {
         stdin: false,
         script: false,
         confinement: Confinement::default(),
+        fence: None,
     }
 }
 

@@ -5,6 +5,7 @@ mod bytes;
 mod descriptors;
 mod ending;
 mod exits;
+mod fence;
 mod floods;
 mod long_commands;
 mod model_text;

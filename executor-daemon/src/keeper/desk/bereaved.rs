@@ -8,8 +8,8 @@ use crate::{
     ids::ProcessHandle,
     keeper::{
         helper::MAX_REAPED_AT_ONCE,
-        pool::Lost,
-        protocol::FromKeeper,
+        pool::{self, Lost},
+        protocol::{FromKeeper, Stage},
         tree::{self, Reaped},
     },
 };
@@ -42,6 +42,10 @@ impl Desk {
         let Some(lost) = self.pool.remove(&self.epoll, token) else { return };
         self.prepare_soon();
         let Some(handle) = lost.job else { return };
+        if lost.pid == 0 && self.commands.get(&handle).is_some_and(|command| command.phase == Phase::Starting) {
+            // There never was one, so nothing ran.
+            return self.start_failed(handle);
+        }
         if let Some(command) = self.commands.get_mut(&handle) {
             command.helper = None;
             let untold = command.phase == Phase::Starting && lost.shell != 0;
@@ -78,9 +82,12 @@ impl Desk {
                 self.reap_more = false;
                 return;
             };
-            if let Some(token) = self.pool.reaped(pid) {
+            let of_the_pool = self.pool.reaped(pid);
+            if let Some(pool::Reaped::Helper(token)) = of_the_pool {
                 // What it said last is still in its channel; then its end is.
                 self.helper_event(token, false);
+            } else if of_the_pool.is_some() {
+                // The next helper within that fence is made by another one.
             } else if let Some(command) = self.bereaved_shell(pid) {
                 command.status = Some(status);
             } else {
@@ -122,13 +129,18 @@ impl Desk {
         hunt.passes = hunt.passes.saturating_add(1);
         hunt.pass_at = now + Duration::from_millis(if hunt.passes < 500 { 2 } else { 200 });
         let answer = now >= hunt.answer_at;
+        let strangers = tree::direct_children().into_iter();
+        // After the look: one that has just been made is no stranger. While it is not known which it is, nobody is taken for one.
+        self.pool.learn();
+        let expecting = self.pool.is_expecting();
         // Until a dead helper is reaped its children are not ours yet.
         let unreaped = hunt.bereaved.iter().any(|lost| self.pool.is_unreaped(lost.pid));
         let (pool, servers) = (&self.pool, [self.server, self.next_server]);
-        let strangers = tree::direct_children().into_iter();
         let strangers: Vec<_> =
             strangers.filter(|pid| !pool.is_unreaped(*pid) && !servers.contains(&Some(*pid))).collect();
-        strangers.iter().for_each(|pid| tree::signal_child(*pid, libc::SIGKILL));
+        if !expecting {
+            strangers.iter().for_each(|pid| tree::signal_child(*pid, libc::SIGKILL));
+        }
         self.reap_more = true;
         let bereaved: Vec<_> = hunt.bereaved.iter().filter_map(|lost| lost.job).collect();
         if strangers.is_empty() && !unreaped {
@@ -146,6 +158,19 @@ impl Desk {
         if let Some(verdicts) = left.pass() {
             self.left = None;
             self.tell(&FromKeeper::LeftEnded { verdicts }, Vec::new());
+        }
+    }
+
+    /// Reports that a command could not be started: no helper could be made for it.
+    fn start_failed(&mut self, handle: ProcessHandle) {
+        let Some(command) = self.commands.remove(&handle) else { return };
+        if !command.abandoned {
+            let message = FromKeeper::SpawnFailed { handle, stage: Stage::Clone, errno: libc::EAGAIN };
+            self.tell(&message, Vec::new());
+            (0..command.owed_ends)
+                .for_each(|_| self.tell(&FromKeeper::Ended { handle, survivors: Vec::new() }, Vec::new()));
+            (0..command.owed_lists)
+                .for_each(|_| self.tell(&FromKeeper::Processes { handle, processes: Vec::new() }, Vec::new()));
         }
     }
 

@@ -157,7 +157,8 @@ impl Desk {
 
     /// Lets helpers go on that a command has stopped, at work or idle. One that is stopped again and again is killed when
     /// it is late with an answer.
-    pub(super) fn resume_helpers(&self) {
+    pub(super) fn resume_helpers(&mut self) {
+        self.pool.learn();
         for _ in 0..MAX_REAPED_AT_ONCE {
             let Some(pid) = tree::stopped_child() else { return };
             if self.pool.is_unreaped(pid) {

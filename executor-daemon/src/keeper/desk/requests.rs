@@ -122,7 +122,8 @@ impl Desk {
             }
         }
         let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
-        let helper = self.pool.assign(&self.epoll, handle, frame, fds).map_err(failed(Stage::Clone))?;
+        let helper =
+            self.pool.assign(&self.epoll, handle, spec.fence.as_deref(), frame, fds).map_err(failed(Stage::Clone))?;
         let pipes = read_ends.into_iter().map(Rc::new).collect();
         let due = Instant::now() + ANSWER_TIME;
         let command = Command {
