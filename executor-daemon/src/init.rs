@@ -224,6 +224,12 @@ fn check_names(options: &InitOptions) -> Result<(), InitError> {
     Ok(())
 }
 
+/// The first user that tenants get. Distributions and systemd give out none from here to 100000, where those of containers begin.
+const FIRST_UID: u32 = 70_000;
+
+/// The users of each tenant: sessions that have something running or kept.
+const UIDS_PER_TENANT: u32 = 64;
+
 fn config(options: &InitOptions) -> String {
     let path = |name: &str| toml::Value::from(options.dir.join(name).display().to_string()).to_string();
     let mut text = format!(
@@ -237,12 +243,20 @@ fn config(options: &InitOptions) -> String {
     if options.tenants.is_empty() {
         let _infallible = writeln!(text, "token_file = {}", path("client.token"));
     }
-    for tenant in &options.tenants {
+    for (tenant, first) in options.tenants.iter().zip((FIRST_UID..).step_by(UIDS_PER_TENANT as usize)) {
         let _infallible = write!(
             text,
             "\n[tenants.{tenant}]\ncertificate_names = [\"{tenant}\"]\ntoken_file = {}\n",
             path(&format!("{tenant}.token"))
         );
+        let range = format!("{first}-{}", first + UIDS_PER_TENANT - 1);
+        if crate::config::can_run_as(&range) {
+            let _infallible = write!(
+                text,
+                "# Its commands run as these users, one for each session. Nobody else on this host may be one of them.\n\
+                 uid_range = \"{range}\"\n"
+            );
+        }
     }
     text
 }

@@ -73,6 +73,13 @@ pub(super) struct Context {
     pub(super) open_files: Option<(u64, u64)>,
 }
 
+impl Context {
+    /// The capabilities that any command may have, a bit for each.
+    fn capabilities(&self) -> u64 {
+        self.identities.iter().fold(0, |all, identity| all | identity.capabilities.unwrap_or(u64::MAX))
+    }
+}
+
 struct Helper<'a> {
     context: &'a Context,
     socket: OwnedFd,
@@ -116,6 +123,7 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, shell: &S
     nix::sys::prctl::set_pdeathsig(Signal::SIGCONT)?;
     default_dispositions();
     SigSet::all().thread_block()?;
+    spawn::bound_capabilities(context.capabilities());
     let mut ended = SigSet::empty();
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
@@ -254,8 +262,12 @@ impl Helper<'_> {
         let script = if spec.script { fds.next() } else { None };
         let identity = usize::try_from(spec.identity).ok().and_then(|index| self.context.identities.get(index));
         let Some(identity) = identity else { return failed((Stage::Identity, libc::EINVAL)) };
+        if !identity.has_uid(spec.uid) {
+            return failed((Stage::Identity, libc::EPERM));
+        }
         let descriptors = Descriptors { stdin, stdout, stderr, script };
-        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, self.context.open_files) {
+        let limits = spawn::Limits { open_files: self.context.open_files, capabilities: self.context.capabilities() };
+        match spawn::start(&self.stack, self.shell, spec, identity, &descriptors, limits) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs(), helper: self.name }

@@ -105,9 +105,13 @@ impl Daemon {
             drain_limit,
             unprotected,
         } = options;
-        let Some(default) = identities.first() else { return Err(io::Error::other("no identity to run commands as")) };
+        if identities.is_empty() {
+            return Err(io::Error::other("no identity to run commands as"));
+        }
         let server = server_user.map(|user| format!(", the server as uid {}", user.uid)).unwrap_or_default();
-        let run_as = format!("commands run as {} (uid {}){server}", default.name, default.uid);
+        let mut users: Vec<_> = identities.iter().map(user).collect();
+        users.dedup();
+        let run_as = format!("commands run as {}{server}", users.join(", "));
         let listening: Vec<_> = listeners.into_iter().map(listen::open).collect::<io::Result<_>>()?;
         let spills = Spills::open(&spill_dir, &identities).map_err(|error| {
             io::Error::new(error.kind(), format!("spill directory {}: {error}", spill_dir.display()))
@@ -383,6 +387,14 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+}
+
+/// An identity, for people.
+fn user(identity: &super::protocol::Identity) -> String {
+    match identity.uids {
+        1 => format!("{} (uid {})", identity.name, identity.uid),
+        _ => format!("uids {}", identity.name),
     }
 }
 

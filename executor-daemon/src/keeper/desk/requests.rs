@@ -75,7 +75,7 @@ impl Desk {
             ToKeeper::Ready => self.notices.push(Notice::Ready),
             ToKeeper::Drained => self.notices.push(Notice::Drained),
             ToKeeper::EndLeft { shells, limit_ms } => {
-                let users = self.pool.context().identities.iter().map(|identity| identity.uid).collect();
+                let users = self.pool.context().identities.clone();
                 self.left = Some(Search::new(&shells, users, Duration::from_millis(limit_ms)));
             }
             ToKeeper::ReopenSpill { path } => self.reopen_spill(&path),
@@ -106,6 +106,9 @@ impl Desk {
         let refused = |errno: Errno| (Stage::Prepare, errno as i32);
         let index = usize::try_from(spec.identity).map_err(|_too_large| refused(Errno::EINVAL))?;
         let identity = self.pool.context().identities.get(index).ok_or(refused(Errno::EPERM))?;
+        if !identity.has_uid(spec.uid) {
+            return Err(refused(Errno::EPERM));
+        }
         let (frame, given) = packet.into_parts();
         if self.commands.contains_key(&handle) || given.len() != usize::from(spec.stdin) + usize::from(spec.script) {
             return Err(refused(Errno::EINVAL));
@@ -117,7 +120,7 @@ impl Desk {
         if identity.change {
             // `> /dev/stderr` opens the pipe anew, as the command's user.
             for pipe in &write_ends {
-                let owner = (Some(Uid::from_raw(identity.uid)), Some(Gid::from_raw(identity.gid)));
+                let owner = (Some(Uid::from_raw(spec.uid)), Some(Gid::from_raw(identity.gid)));
                 nix::unistd::fchown(pipe, owner.0, owner.1).map_err(refused)?;
             }
         }
