@@ -62,16 +62,17 @@ fuzz:
     export RUSTC_BOOTSTRAP=1
     for target in ${FUZZ_ONLY:-arguments journal tail wire}; do
         mkdir -p "fuzz/corpus/$target"
-        rm -rf "fuzz/artifacts/$target"
+        begun=$(mktemp)
         if ! cargo fuzz run --dev "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
             -max_total_time="${FUZZ_SECONDS:-20}" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1
         then
             # Whoever has only the log can play it again: base64 --decode > input; cargo fuzz run --dev TARGET input.
-            for input in fuzz/artifacts/"$target"/*; do
-                [ -e "$input" ] && printf '%s, in base64:\n%s\n' "$input" "$(base64 --wrap=0 "$input")"
+            find "fuzz/artifacts/$target" -type f -newer "$begun" | while read -r input; do
+                printf '%s, in base64:\n%s\n' "$input" "$(base64 --wrap=0 "$input")"
             done
             exit 1
         fi
+        rm "$begun"
     done
 
 # Adds to fuzz/seeds what the runs here have found and the seeds do not reach, as few inputs as do that. They are committed by hand.
