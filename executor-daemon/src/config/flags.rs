@@ -59,6 +59,9 @@ SIGHUP replaces the server, which reads the token and certificate files again.
 
 Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 for its own failures.";
 
+/// Names the daemon whose health is asked for, as it does for clients.
+const ENDPOINT_VARIABLE: &str = "EXECUTOR_ENDPOINT";
+
 const HEALTH_EXAMPLES: &str = "\
 Example:
   HEALTHCHECK CMD [\"executor-daemon\", \"health\", \"--endpoint\", \"unix:/run/executor.sock\"]
@@ -97,8 +100,7 @@ pub fn command() -> Command {
                     Arg::new("endpoint")
                         .long("endpoint")
                         .value_name("ENDPOINT")
-                        .required(true)
-                        .help("unix:PATH, https://HOST:PORT or http://HOST:PORT"),
+                        .help("unix:PATH, https://HOST:PORT or http://HOST:PORT; else EXECUTOR_ENDPOINT"),
                 )
                 .arg(file("ca", "For https://: file with the CA that has signed the daemon's certificate (PEM)"))
                 .arg(file("cert", "For https://: file with a certificate to show, where the daemon wants one (PEM)"))
@@ -163,8 +165,14 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, cla
         Some(("init", given)) => init_options(given).map(Asked::Init),
         Some(("health", given)) => {
             let file = |name| given.get_one::<PathBuf>(name).cloned();
+            let endpoint = given.get_one::<String>("endpoint").cloned();
+            let endpoint = endpoint.or_else(|| std::env::var(ENDPOINT_VARIABLE).ok().filter(|text| !text.is_empty()));
+            let Some(endpoint) = endpoint else {
+                let problem = format!("say which daemon: --endpoint or {ENDPOINT_VARIABLE}");
+                return Err(command().error(clap::error::ErrorKind::MissingRequiredArgument, problem));
+            };
             Ok(Asked::Health(HealthOptions {
-                endpoint: given.get_one::<String>("endpoint").cloned().unwrap_or_default(),
+                endpoint,
                 token_file: file("token-file"),
                 ca: file("ca"),
                 cert: file("cert"),

@@ -33,6 +33,7 @@ use super::{
     spill::Spills,
     tree, wire,
 };
+use crate::crash::Point;
 
 /// The exit code for our own failures.
 const FAILED: u8 = 125;
@@ -176,6 +177,7 @@ impl Daemon {
                     // After the rest of what is known by now: a server that has ended is not waited for, nor killed.
                     Notice::Signal(signal) => stop = Some(signal),
                     Notice::Standby => {
+                        Point::StandbyHeard.pass();
                         self.standby = true;
                         // Nothing of what runs is its alone: the other one takes over all of it.
                         kill(unreaped(self.desk.server));
@@ -305,6 +307,7 @@ impl Daemon {
     }
 
     fn say_ready(&mut self) {
+        Point::ReadyHeard.pass();
         self.was_ready = true;
         self.program.keep();
         if let Some(settings) = self.newer_settings.take() {

@@ -5,6 +5,7 @@ mod bytes;
 mod descriptors;
 mod ending;
 mod exits;
+mod finding;
 mod floods;
 mod long_commands;
 mod model_text;

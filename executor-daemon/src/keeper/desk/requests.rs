@@ -17,6 +17,7 @@ use super::{
     helpers::{ANSWER_TIME, Dues},
 };
 use crate::{
+    crash::Point,
     ids::ProcessHandle,
     keeper::{
         left::Search,
@@ -32,6 +33,7 @@ impl Desk {
             ToKeeper::Spawn { handle, spec } => self.spawn(handle, &spec, packet),
             ToKeeper::End { handle, grace_ms } => match self.alive(handle) {
                 Some(command) => {
+                    Point::EndTaken.pass();
                     command.owed_ends += 1;
                     self.pass_on(handle, packet);
                     self.expect_end(handle, Duration::from_millis(grace_ms));
@@ -53,6 +55,7 @@ impl Desk {
                     // None, where too many are open here: then this stream does not outlive the engine's process.
                     let fds = if packet.cut { Vec::new() } else { packet.into_parts().1 };
                     command.files[stream as usize] = fds.into_iter().map(Rc::new).collect();
+                    Point::FileHeld.pass();
                 }
             }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
@@ -67,6 +70,7 @@ impl Desk {
             ToKeeper::Standby => {}
             ToKeeper::Listening { helper } => self.pool.listened_to(helper),
             ToKeeper::Release { handle } => {
+                Point::ReleaseTaken.pass();
                 if let Some(command) = self.commands.get_mut(&handle) {
                     command.released = true;
                 }
@@ -126,6 +130,7 @@ impl Desk {
         }
         let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
         let helper = self.pool.assign(&self.epoll, handle, frame, fds).map_err(failed(Stage::Clone))?;
+        Point::HelperAssigned.pass();
         let pipes = read_ends.into_iter().map(Rc::new).collect();
         let due = Instant::now() + ANSWER_TIME;
         let command = Command {
@@ -168,6 +173,7 @@ impl Desk {
                 if let Some(command) = self.commands.get_mut(&handle) {
                     command.spills[stream as usize] = Some((Rc::clone(&file), path.clone()));
                 }
+                Point::SpillMade.pass();
                 self.tell(&FromKeeper::SpillOpened { handle, stream, path }, vec![file]);
             }
             Err(error) => {
