@@ -30,7 +30,8 @@ links:
 deny:
     cargo deny --log-level error check licenses bans sources
 
-# The containers: needs Docker with Compose. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
+# The containers: needs Docker with Compose, and fails without. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
+# EXECUTOR_TEST_CONTAINERS=off is how to do without them, which each test then says.
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 

@@ -76,6 +76,7 @@ Examples:
   executor-daemon init --name daemon.example
   executor-daemon init --dir tls --name 10.0.0.5 --tenant team-a --tenant team-b
   executor-daemon init --dir renewed --ca /etc/executor-daemon --name daemon.example
+  executor-daemon init --dir /tls --apart --name daemon                 (before every start)
 
 Exit codes: 0 when it wrote everything, 64 for mistakes in options, 125 when it wrote nothing.";
 
@@ -128,6 +129,13 @@ fn init() -> Command {
         .arg(several("name", "HOST", "A name or address that clients connect to the daemon by; localhost is always one. May be given several times"))
         .arg(several("tenant", "NAME", "A tenant, with a certificate and a token of its own. May be given several times [default: one, without a name]"))
         .arg(file("ca", "Directory of an earlier `init`, whose CA is to sign").value_name("DIR"))
+        .arg(
+            Arg::new("apart")
+                .long("apart")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("ca")
+                .help("Below DIR a directory for each party: ca, server, and one for each client, with certificates and no tokens. What is there stays, what is missing is made"),
+        )
 }
 
 fn serve() -> Command {
@@ -202,7 +210,7 @@ fn init_options(given: &ArgMatches) -> Result<InitOptions, clap::Error> {
         }
     };
     let ca = given.get_one::<PathBuf>("ca").cloned();
-    Ok(InitOptions { dir, names: texts("name"), tenants: texts("tenant"), ca })
+    Ok(InitOptions { dir, names: texts("name"), tenants: texts("tenant"), ca, apart: given.get_flag("apart") })
 }
 
 fn default_config_dir() -> Option<PathBuf> {
