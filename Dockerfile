@@ -24,19 +24,25 @@ RUN if [ -n "${PACKAGES}" ]; then \
     fi \
     && groupadd --gid 10001 executor \
     && groupadd --gid 10002 executor-server \
-    && useradd --uid 10001 --gid 10001 --create-home --shell /bin/bash executor \
-    && useradd --uid 10002 --gid 10002 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin executor-server \
+    && useradd --uid 10001 --gid 10001 --no-log-init --create-home --shell /bin/bash executor \
+    && useradd --uid 10002 --gid 10002 --no-log-init --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin executor-server \
     && install -d -m 0755 -o executor -g executor /workspace \
-    && install -d -m 0755 /var/lib/executor-daemon /run/executor-daemon
+    && install -d -m 0755 /var/lib/executor-daemon
 COPY --from=binaries /out/ /usr/local/bin/
+
+LABEL org.opencontainers.image.title="executor-daemon" \
+      org.opencontainers.image.description="Runs the shell commands of AI agents and serves them over gRPC" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="MIT OR Apache-2.0"
 
 # Where commands start when a call names no directory.
 WORKDIR /workspace
+# State, output files and the socket: all that the daemon writes, so the root file system can be read-only.
 VOLUME ["/var/lib/executor-daemon"]
-# The daemon is root, so that it can run commands as `executor`, who can then neither signal it nor read its token, its
+# The daemon is root, so that it can run commands as `executor`, who can then neither signal it nor read its keys, its
 # memory or its state. Only its keeper stays root: what faces the network is `executor-server`. As PID 1 it needs no init: it reaps what is orphaned in the container.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["executor-daemon", "health", "--endpoint", "unix:/run/executor-daemon/executor.sock"]
+    CMD ["executor-daemon", "health", "--endpoint", "unix:/var/lib/executor-daemon/executor.sock"]
 ENTRYPOINT ["executor-daemon"]
-CMD ["serve", "--listen", "unix:/run/executor-daemon/executor.sock"]
+CMD ["serve", "--listen", "unix:/var/lib/executor-daemon/executor.sock"]

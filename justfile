@@ -30,7 +30,8 @@ links:
 deny:
     cargo deny --log-level error check licenses bans sources
 
-# The containers: needs Docker with Compose. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
+# The containers: needs Docker with Compose, and fails without. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
+# EXECUTOR_TEST_CONTAINERS=off is how to do without them, which each test then says.
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
 
@@ -41,6 +42,7 @@ soak:
     TAKEOVER_TASKS=1000 TAKEOVER_KILLS=20 cargo test --release -p executor-tests --test takeover -- --test-threads=1 --nocapture
     SCHEDULES=200000 cargo test --release -p executor-daemon -p tool-client --lib schedules -- --nocapture
     READS_SCHEDULES=100 cargo test --release -p executor-tests --test reads -- --nocapture
+    ATTACHES=200 cargo test --release -p executor-tests --test behaviour m11_whoever_attaches -- --nocapture
     for faults in delays slow-reader; do EXECUTOR_TEST_FAULTS=$faults cargo test --release -p executor-tests --test behaviour unix; done
 
 # Prints what a command costs over a bare spawn, and the daemon's memory after a flood. Decides nothing.
@@ -61,6 +63,25 @@ fuzz:
     export RUSTC_BOOTSTRAP=1
     for target in ${FUZZ_ONLY:-arguments journal tail wire}; do
         mkdir -p "fuzz/corpus/$target"
-        cargo fuzz run --dev "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        begun=$(mktemp)
+        if ! cargo fuzz run --dev "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
             -max_total_time="${FUZZ_SECONDS:-20}" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1
+        then
+            # Whoever has only the log can play it again: base64 --decode > input; cargo fuzz run --dev TARGET input.
+            find "fuzz/artifacts/$target" -type f -newer "$begun" | while read -r input; do
+                printf '%s, in base64:\n%s\n' "$input" "$(base64 --wrap=0 "$input")"
+            done
+            exit 1
+        fi
+        rm "$begun"
+    done
+
+# Adds to fuzz/seeds what the runs here have found and the seeds do not reach, as few inputs as do that. They are committed by hand.
+fuzz-keep:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export RUSTC_BOOTSTRAP=1
+    for target in ${FUZZ_ONLY:-arguments journal tail wire}; do
+        mkdir -p "fuzz/corpus/$target"
+        cargo fuzz run --dev "$target" "fuzz/seeds/$target" "fuzz/corpus/$target" -- -merge=1 -max_len=4096
     done

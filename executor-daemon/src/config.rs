@@ -5,6 +5,7 @@
 
 mod allowed;
 mod credentials;
+mod fence;
 mod flags;
 mod identity;
 mod keys;
@@ -129,6 +130,12 @@ impl Settings {
         kept.extend(PLAIN_OUTPUT.map(|(name, value)| (name.into(), value.into())));
         kept
     }
+}
+
+/// Whether the daemon, started by whoever runs this, could run commands as the users of a range.
+#[must_use]
+pub fn can_run_as(range: &str) -> bool {
+    identity::range(range, nix::unistd::geteuid()).is_ok()
 }
 
 /// A tenant, and whom it is known by.

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::{
-    config::Settings,
+    config::{Settings, TenantRules},
     crash::Point,
     ids::{Caller, TenantId},
     journal::{self, Journal, KeeperInstance, RecordedStart, Recovered},
@@ -54,6 +54,7 @@ mod schedules;
 mod start;
 mod state_dir;
 mod task;
+mod uids;
 
 use completions::Completions;
 use entry::Entry;
@@ -66,6 +67,7 @@ pub use run::Run;
 use start::{Admitted, Start};
 use state_dir::{Counter, StateDir};
 use task::Cause;
+use uids::Uids;
 
 /// What a drain may take beyond the grace: the keeper's second, the drain of the output, the spill's end.
 const DRAIN_MARGIN: Duration = Duration::from_secs(5);
@@ -85,7 +87,7 @@ struct Inner {
     settings: Settings,
     /// What commands can be refused.
     support: Support,
-    info: ExecutorInfo,
+    instance_id: String,
     ring_bytes: u64,
     keeper: KeeperLink,
     limits: Limits,
@@ -93,6 +95,8 @@ struct Inner {
     completions: Completions,
     journal: Journal,
     state_dir: StateDir,
+    /// Of tenants whose owners have users of their own. Their locks are taken before the registry's.
+    uids: HashMap<TenantId, Arc<Uids>>,
     counters: Mutex<HashMap<(TenantId, Kind), Arc<Counter>>>,
     /// Starts under way and drivers.
     drivers: TaskTracker,
@@ -153,10 +157,13 @@ impl Engine {
         Ok(Self { inner })
     }
 
-    /// What this executor is. `version` is this crate's; `stated_limits` and `features` say what holds in this mode.
+    /// What this executor is to a tenant. `version` is this crate's; `stated_limits` and `features` say what holds in this mode.
     #[must_use]
-    pub fn info(&self) -> ExecutorInfo {
-        self.inner.info.clone()
+    pub fn info(&self, tenant: &TenantId) -> ExecutorInfo {
+        let Inner { settings, support, keeper, instance_id, limits, .. } = &*self.inner;
+        let rules = settings.rules(tenant);
+        let identity = usize::try_from(rules.identity).ok().and_then(|index| keeper.identities().get(index));
+        info::info(settings, support, rules, identity, instance_id.clone(), limits.max_commands())
     }
 
     /// Starts a foreground run, or attaches to the one that this key has started. When the last [`Run`] of it is dropped
@@ -375,12 +382,16 @@ impl Inner {
         for kind in [Kind::Run, Kind::Task] {
             counters.insert((tenant.clone(), kind), Arc::new(state_dir.counter(&tenant, prefix(kind))?));
         }
+        let mut uids = HashMap::new();
+        for (name, rules) in &settings.tenants {
+            Self::open_uids(&mut uids, &state_dir, &keeper, TenantId(name.clone()), rules)?;
+        }
+        if !settings.tenants.contains_key(&tenant.0) {
+            Self::open_uids(&mut uids, &state_dir, &keeper, tenant, &settings.tenant_defaults)?;
+        }
         let limits = Limits::new(settings.max_tasks, settings.tenant_defaults.max_tasks_per_owner, HostLimits::learn());
-        let identity = keeper.identities().first();
-        let support = Support::of_this_kernel();
-        let info = info::info(&settings, &support, identity, state_dir.instance_id()?, limits.max_commands());
         let inner = Self {
-            info,
+            instance_id: state_dir.instance_id()?,
             ring_bytes: start::ring_bytes(settings.max_output_bytes),
             keeper,
             limits,
@@ -388,13 +399,30 @@ impl Inner {
             completions,
             journal,
             state_dir,
+            uids,
             counters: Mutex::new(counters),
             drivers: TaskTracker::new(),
             sweeper: Mutex::new(None),
-            support,
+            support: Support::of_this_kernel(),
             settings,
         };
         Ok((inner, starts))
+    }
+
+    /// Opens what is known of who has which user of a tenant's range, where it has one.
+    fn open_uids(
+        all: &mut HashMap<TenantId, Arc<Uids>>,
+        state_dir: &StateDir,
+        keeper: &KeeperLink,
+        tenant: TenantId,
+        rules: &TenantRules,
+    ) -> io::Result<()> {
+        let identity = usize::try_from(rules.identity).ok().and_then(|index| keeper.identities().get(index));
+        if let Some(identity) = identity.filter(|identity| identity.uids > 1) {
+            let uids = state_dir.uids(&tenant, identity.uid, identity.uids)?;
+            all.insert(tenant, Arc::new(uids));
+        }
+        Ok(())
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry<Entry>> {

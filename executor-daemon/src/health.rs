@@ -40,7 +40,7 @@ pub struct HealthOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
     /// The endpoint is none.
-    #[error("--endpoint {endpoint}: {problem}")]
+    #[error("endpoint {endpoint}: {problem}")]
     Endpoint {
         /// As it was given.
         endpoint: String,

@@ -8,7 +8,8 @@
 //!   config.toml             what `serve --config` takes
 //! ```
 //! Nothing is ever overwritten. With an authority that is there already only what it signs is made new: that is how
-//! certificates are renewed, and how tenants are added.
+//! certificates are renewed, and how tenants are added. Deployments in which each party mounts its own files have another layout:
+//! see `apart`.
 
 use std::{
     fmt::Write as _,
@@ -23,6 +24,8 @@ use rcgen::{
     SerialNumber,
 };
 use time::{Duration, OffsetDateTime};
+
+mod apart;
 
 /// How long the authority is good: whoever lets it run out has to give every client a new one.
 const CA_DAYS: i64 = 3_650;
@@ -48,6 +51,8 @@ pub struct InitOptions {
     pub tenants: Vec<String>,
     /// The directory of an earlier `init`, whose authority signs. `None`: a new one is made.
     pub ca: Option<PathBuf>,
+    /// A directory for each party, and what is there stays; not together with `ca`.
+    pub apart: bool,
 }
 
 /// Why nothing was written.
@@ -71,6 +76,22 @@ pub enum InitError {
         path: PathBuf,
         /// Its mode.
         mode: u32,
+    },
+    /// A part of what belongs together is there.
+    #[error("{}: {missing} is missing beside what is there; empty the directory, and all of it is made anew", .dir.display())]
+    Incomplete {
+        /// The directory.
+        dir: PathBuf,
+        /// The name of the first file that is not there.
+        missing: String,
+    },
+    /// What is there belongs to another authority.
+    #[error("{}: is not signed by the CA in {}; empty the directory, and it is made anew", .dir.display(), .ca.display())]
+    OtherAuthority {
+        /// The directory.
+        dir: PathBuf,
+        /// Where the authority is, or would be.
+        ca: PathBuf,
     },
     /// A name is none.
     #[error("--{option} {name}: {problem}")]
@@ -100,6 +121,9 @@ impl InitError {
 /// # Errors
 /// When a name is none, a file is there already, or cannot be written. Then nothing stays of what was written.
 pub fn init(options: &InitOptions) -> Result<String, InitError> {
+    if options.apart {
+        return apart::init(options);
+    }
     let files = files(options)?;
     make_directory(&options.dir)?;
     let existing = files.iter().map(|(name, _)| options.dir.join(name)).find(|path| fs::symlink_metadata(path).is_ok());
@@ -110,10 +134,7 @@ pub fn init(options: &InitOptions) -> Result<String, InitError> {
     for (name, text) in &files {
         let path = options.dir.join(name);
         if let Err(source) = write_new(&path, text) {
-            for path in &written {
-                // What stays behind is in the way of the next attempt, which says so.
-                let _ = fs::remove_file(path);
-            }
+            remove_all(&written);
             return Err(InitError::File { path, source });
         }
         written.push(path);
@@ -127,11 +148,10 @@ fn files(options: &InitOptions) -> Result<Vec<(String, String)>, InitError> {
     let mut files = Vec::new();
     let issuer = match &options.ca {
         None => {
-            let key = KeyPair::generate()?;
-            let params = ca_params();
-            files.push(("ca.crt".to_owned(), params.self_signed(&key)?.pem()));
-            files.push(("ca.key".to_owned(), key.serialize_pem()));
-            Issuer::new(params, key)
+            let (certificate, key, issuer) = new_authority()?;
+            files.push(("ca.crt".to_owned(), certificate));
+            files.push(("ca.key".to_owned(), key));
+            issuer
         }
         Some(dir) => {
             let read = |name: &str| {
@@ -142,19 +162,31 @@ fn files(options: &InitOptions) -> Result<Vec<(String, String)>, InitError> {
             Issuer::new(ca_params(), KeyPair::from_pem(&read("ca.key")?)?)
         }
     };
-    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-    for name in &options.names {
-        if !names.contains(name) {
-            names.push(name.clone());
-        }
-    }
-    files.extend(signed("server", &issuer, names, ExtendedKeyUsagePurpose::ServerAuth)?);
+    files.extend(signed("server", &issuer, server_names(options), ExtendedKeyUsagePurpose::ServerAuth)?);
     for client in clients(options) {
         files.extend(signed(client, &issuer, Vec::new(), ExtendedKeyUsagePurpose::ClientAuth)?);
         files.push((format!("{client}.token"), format!("{}\n", random_hex()?)));
     }
     files.push(("config.toml".to_owned(), config(options)));
     Ok(files)
+}
+
+/// An authority's certificate and key as text, and the authority itself.
+fn new_authority() -> Result<(String, String, Issuer<'static, KeyPair>), InitError> {
+    let key = KeyPair::generate()?;
+    let params = ca_params();
+    Ok((params.self_signed(&key)?.pem(), key.serialize_pem(), Issuer::new(params, key)))
+}
+
+/// What the daemon's certificate is good for.
+fn server_names(options: &InitOptions) -> Vec<String> {
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    for name in &options.names {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
 }
 
 /// A certificate and its key.
@@ -224,6 +256,12 @@ fn check_names(options: &InitOptions) -> Result<(), InitError> {
     Ok(())
 }
 
+/// The first user that tenants get. Distributions and systemd give out none from here to 100000, where those of containers begin.
+const FIRST_UID: u32 = 70_000;
+
+/// The users of each tenant: sessions that have something running or kept.
+const UIDS_PER_TENANT: u32 = 64;
+
 fn config(options: &InitOptions) -> String {
     let path = |name: &str| toml::Value::from(options.dir.join(name).display().to_string()).to_string();
     let mut text = format!(
@@ -237,12 +275,20 @@ fn config(options: &InitOptions) -> String {
     if options.tenants.is_empty() {
         let _infallible = writeln!(text, "token_file = {}", path("client.token"));
     }
-    for tenant in &options.tenants {
+    for (tenant, first) in options.tenants.iter().zip((FIRST_UID..).step_by(UIDS_PER_TENANT as usize)) {
         let _infallible = write!(
             text,
             "\n[tenants.{tenant}]\ncertificate_names = [\"{tenant}\"]\ntoken_file = {}\n",
             path(&format!("{tenant}.token"))
         );
+        let range = format!("{first}-{}", first + UIDS_PER_TENANT - 1);
+        if crate::config::can_run_as(&range) {
+            let _infallible = write!(
+                text,
+                "# Its commands run as these users, one for each session. Nobody else on this host may be one of them.\n\
+                 uid_range = \"{range}\"\n"
+            );
+        }
     }
     text
 }
@@ -286,6 +332,13 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
+/// Takes back what was written. What stays behind is in the way of the next attempt, which says so.
+fn remove_all(written: &[PathBuf]) {
+    for path in written {
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// 256 random bits, as a token.
 fn random_hex() -> Result<String, InitError> {
     let mut bytes = [0; 32];
@@ -304,7 +357,7 @@ mod tests {
     use crate::tls::{ServerTls, names};
 
     fn options(dir: &Path) -> InitOptions {
-        InitOptions { dir: dir.to_owned(), names: Vec::new(), tenants: Vec::new(), ca: None }
+        InitOptions { dir: dir.to_owned(), names: Vec::new(), tenants: Vec::new(), ca: None, apart: false }
     }
 
     #[test]

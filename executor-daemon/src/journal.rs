@@ -42,8 +42,8 @@ use rusqlite::{Error, OptionalExtension};
 use crate::output::KeptStream;
 
 pub(crate) use self::record::{
-    Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, Read, ReadRange, RecordedStart,
-    Recovered, Start, StartNumber, Started, UsedKey, World,
+    Account, Completed, EndCause, Ended, ExitFact, KeeperInstance, Kind, Ledger, MAX_READS, Read, ReadRange,
+    RecordedStart, Recovered, Start, StartNumber, Started, UsedKey, World,
 };
 use self::{
     keys::Keys,
@@ -207,9 +207,9 @@ impl Journal {
         self.update("update starts set ended = ?2 where number = ?1", number, &encode(ended));
     }
 
-    /// A read of it was answered; the one before need not be repeated any more.
-    pub(crate) fn read(&self, number: StartNumber, read: &Read) {
-        self.update("update starts set read = ?2 where number = ?1", number, &encode(read));
+    /// A read of it was answered. These may have to be repeated, the latest first; those before need not any more.
+    pub(crate) fn read(&self, number: StartNumber, reads: &[Read]) {
+        self.update("update starts set read = ?2 where number = ?1", number, &encode_reads(reads));
     }
 
     /// It is no longer known, but for its key. Its kept output goes.
@@ -523,9 +523,25 @@ fn read_starts(store: &Store, place: impl Fn(i64) -> World) -> Result<(Vec<Recor
             asked_to_end: EndCause::listed(row.get(4)?),
             ended: blob(5)?.and_then(|bytes| decode(&bytes)),
             told: row.get(6)?,
-            read: blob(7)?.and_then(|bytes| decode(&bytes)),
+            reads: blob(7)?.map_or_else(Vec::new, |bytes| decode_reads(&bytes)),
         }))
     })
+}
+
+/// One behind the other: a program that knows of one only takes the first, the latest.
+fn encode_reads(reads: &[Read]) -> Vec<u8> {
+    reads.iter().take(MAX_READS).flat_map(encode).collect()
+}
+
+fn decode_reads(mut bytes: &[u8]) -> Vec<Read> {
+    let mut reads = Vec::new();
+    while reads.len() < MAX_READS
+        && let Ok((read, rest)) = postcard::take_from_bytes(bytes)
+    {
+        reads.push(read);
+        bytes = rest;
+    }
+    reads
 }
 
 fn read_ledgers(store: &Store) -> Result<(Vec<Ledger>, usize), Error> {

@@ -81,8 +81,8 @@ impl v1::executor_server::Executor for Service {
     type ReadStreamStream = EventStream<v1::ReadStreamEvent>;
 
     async fn get_info(&self, request: Request<v1::GetInfoRequest>) -> Result<Response<v1::GetInfoResponse>, Status> {
-        let (mut log, _tenant, v1::GetInfoRequest {}) = self.open("GetInfo", request)?;
-        let info = convert::info(self.engine.info());
+        let (mut log, tenant, v1::GetInfoRequest {}) = self.open("GetInfo", request)?;
+        let info = convert::info(self.engine.info(&tenant));
         log.outcome("ok");
         Ok(Response::new(info))
     }

@@ -76,6 +76,28 @@ async fn a_key_starts_one_process_and_another_command_under_it_is_a_conflict() {
 }
 
 #[tokio::test]
+async fn o04_a_start_whose_reply_is_lost_is_found_again_by_its_key() {
+    let daemon = Daemon::start(&[]);
+    let key = key();
+    let mut one = connection(&daemon).await;
+    let lost = one.start_task(task(&key, "echo x >> f; sleep 60"));
+    // Whoever polls no further takes no reply.
+    tokio::select! {
+        biased;
+        () = async { while lines(&daemon, "f") == 0 { tokio::task::yield_now().await } } => {}
+        reply = lost => drop(reply),
+    }
+    drop(one);
+    let mut client = connection(&daemon).await;
+    let again = client.start_task(task(&key, "echo x >> f; sleep 60")).await.expect("the same task");
+    assert_eq!(again.into_inner().task_id, "bash-1");
+    let other = client.start_task(task(&key, "echo y >> f")).await.expect_err("another command");
+    assert_eq!(error(other), ExecutorError::KeyConflict);
+    wait_until("it has begun", || (lines(&daemon, "f") > 0).then_some(())).await;
+    assert_eq!(lines(&daemon, "f"), 1);
+}
+
+#[tokio::test]
 async fn retries_that_meet_their_start_wait_for_it() {
     let daemon = Daemon::start(&[]);
     let key = key();
@@ -196,7 +218,7 @@ async fn results_that_wait_hold_no_descriptors() {
 }
 
 #[tokio::test]
-async fn a_run_whose_client_does_not_come_back_is_ended_and_says_why() {
+async fn m08_a_run_whose_client_does_not_come_back_is_ended_and_says_why() {
     for window in ["0", "200"] {
         let daemon = Daemon::start(&["--grace-ms", "100", "--resume-window-ms", window]);
         let key = key();
@@ -337,4 +359,95 @@ async fn a_read_is_repeated_with_its_id_and_goes_on_with_another() {
         status = next;
     }
     assert_eq!(rest, b"two");
+}
+
+/// Ends the server as a crash would, and waits until another one answers.
+#[expect(clippy::disallowed_methods, reason = "the server under test is killed as a crash would kill it")]
+async fn kill_server(daemon: &Daemon) {
+    let keeper = daemon.pid();
+    let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).expect("it runs");
+    let is_server = |pid: &&str| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|word| word == b"__server")
+    };
+    let server: i32 = children.split_whitespace().find(is_server).expect("it has a server").parse().expect("a pid");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(server), nix::sys::signal::Signal::SIGKILL).expect("it lives");
+    wait_until("another server is ready", || daemon.log().contains("the new server is ready").then_some(())).await;
+}
+
+/// The causes that the journal has for the end of the first start, in the order in which they came.
+fn causes(daemon: &Daemon) -> Vec<i64> {
+    let own = daemon.dir().join("state/server");
+    let state = if own.is_dir() { own } else { daemon.dir().join("state") };
+    let journal = rusqlite::Connection::open(state.join("journal.sqlite")).expect("it opens");
+    let asked: i64 = journal.query_row("select asked from starts", (), |row| row.get(0)).expect("one start");
+    let digits = format!("{asked:o}");
+    digits.bytes().map(|digit| i64::from(digit - b'0')).filter(|digit| *digit > 0).collect()
+}
+
+#[tokio::test]
+async fn an_abort_during_a_timeouts_grace_is_told_by_the_next_server() {
+    const TIMEOUT: i64 = 1;
+    const ABORT: i64 = 2;
+    let daemon = Daemon::start(&["--grace-ms", "5000"]);
+    let key = key();
+    let spec = |command: &str| v1::CommandSpec { timeout_ms: Some(200.0), ..run(command).expect("a command") };
+    let request = v1::RunRequest {
+        spec: Some(spec("trap '' TERM; touch begun; while [ ! -e go ]; do sleep 0.05; done; exit 3")),
+        ..request(&key, "")
+    };
+    let mut one = connection(&daemon).await;
+    let stream = one.run(request.clone()).await.expect("a run").into_inner();
+    wait_until("its time is out", || (causes(&daemon) == [TIMEOUT]).then_some(())).await;
+    let mut two = connection(&daemon).await;
+    let cancel = v1::CancelRunRequest { caller: nobody(), key: key.clone() };
+    let cancelling = tokio::spawn(async move { two.cancel_run(cancel).await });
+    wait_until("the abort is written down", || (causes(&daemon) == [TIMEOUT, ABORT]).then_some(())).await;
+    kill_server(&daemon).await;
+    drop((stream, one));
+    assert!(cancelling.await.expect("no panic").is_err(), "its reply is lost");
+    let mut stream = connection(&daemon).await.run(request).await.expect("attached").into_inner();
+    assert_eq!(causes(&daemon), [TIMEOUT, ABORT], "once each");
+    std::fs::write(daemon.dir().join("go"), "").expect("a file");
+    let finished = rest(&mut stream).await.1;
+    assert_eq!((finished.aborted, finished.timed_out_after_ms), (true, Some(200.0)));
+}
+
+#[tokio::test]
+async fn each_reader_of_an_ownerless_task_has_its_read_repeated_by_the_next_server() {
+    let daemon = Daemon::start(&[]);
+    let mut client = connection(&daemon).await;
+    let command = "for i in 1 2 3; do printf \"part $i\"; touch wrote$i; while [ ! -e go$i ]; do sleep 0.05; done; done; \
+                   exit 5";
+    let id = client.start_task(task(&key(), command)).await.expect("a task").into_inner().task_id;
+    let mut answers = Vec::new();
+    for part in 1..=3 {
+        wait_until("it has written", || daemon.dir().join(format!("wrote{part}")).exists().then_some(())).await;
+        let known = v1::GetTaskRequest { caller: nobody(), task_id: id.clone() };
+        // The server takes the bytes a moment later.
+        loop {
+            let task = client.get_task(known.clone()).await.expect("it is known").into_inner().task.expect("a task");
+            if task.stdout_total == 6 * part {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        let read_id = key();
+        let answer = read(&mut client, &id, &read_id).await;
+        assert_eq!(answer.0, format!("part {part}").into_bytes());
+        answers.push((read_id, answer));
+        if part < 3 {
+            std::fs::write(daemon.dir().join(format!("go{part}")), "").expect("a file");
+        }
+    }
+    for (read_id, answer) in &answers {
+        assert_eq!(read(&mut client, &id, read_id).await.0, answer.0, "the same server");
+    }
+    kill_server(&daemon).await;
+    let mut client = connection(&daemon).await;
+    for (read_id, answer) in answers.iter().rev() {
+        assert_eq!(read(&mut client, &id, read_id).await.0, answer.0, "the next server");
+    }
+    // And none of it moves what comes next.
+    assert_eq!(read(&mut client, &id, &key()).await.0, b"");
 }

@@ -12,6 +12,7 @@ fn run_in(directory: &Path, arguments: &[&str]) -> Output {
         .args(arguments)
         .current_dir(directory)
         .env("COLUMNS", "100")
+        .env_remove("EXECUTOR_ENDPOINT")
         .stdin(Stdio::null())
         .output()
         .expect("the program can be started")
@@ -79,7 +80,7 @@ fn a_mistake_in_the_command_line_is_one_line_and_64() {
         (&["--listen", "x"], "unexpected argument '--listen' found"),
         (&["serve", "--lisen", "x"], "unexpected argument '--lisen' found; a similar argument exists: '--listen' (see"),
         (&["serve", "--listen"], "a value is required for '--listen <ADDRESS>'"),
-        (&["health"], "required arguments were not provided: --endpoint <ENDPOINT>"),
+        (&["health"], "say which daemon: --endpoint or EXECUTOR_ENDPOINT"),
         (&["init", "--dir", "/nowhere/x", "--name", "a b"], "--name a b: must be a host's name"),
         (&["init", "--dir", "/nowhere/x", "--tenant", "../x"], "--tenant ../x: must be 1 to 64"),
         (&["completions", "tcsh"], "invalid value 'tcsh'"),

@@ -17,10 +17,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn spec(command: &str, variable_bytes: usize) -> SpawnSpec {
     SpawnSpec {
         identity: 0,
+        uid: nix::unistd::geteuid().as_raw(),
         programs: vec![b"/usr/bin/bash".to_vec(), b"/bin/bash".to_vec()],
         arguments: ["bash", "-c", command].map(|argument| argument.as_bytes().to_vec()).to_vec(),
         environment: vec![b"PATH=/usr/bin:/bin".to_vec(), [b"A=", "a".repeat(variable_bytes).as_bytes()].concat()],
         workdir: b"/".to_vec(),
+        workdir_roots: Vec::new(),
         stdin: false,
         script: false,
         confinement: Confinement::default(),

@@ -41,6 +41,15 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in a workspace")
 }
 
+/// Whether somebody has said that there is no engine here; nobody is left to think that these tests have passed.
+pub(crate) fn switched_off() -> bool {
+    let off = env::var_os("EXECUTOR_TEST_CONTAINERS").is_some_and(|value| value == "off");
+    if off {
+        println!("EXECUTOR_TEST_CONTAINERS=off: nothing was started and nothing is shown");
+    }
+    off
+}
+
 /// A value that no other test of this machine has, for names.
 pub(crate) fn unique() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -82,11 +91,14 @@ pub(crate) fn docker<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     command
 }
 
-/// A command of Compose, for the project of that name.
-pub(crate) fn compose(project: &str) -> Command {
+/// A command of Compose, for the project of that name. `also`: another file on top.
+pub(crate) fn compose(project: &str, also: Option<&str>) -> Command {
     let mut command = bounded();
     command.args(compose_program());
     command.args(["--project-name", project, "--file"]).arg(workspace().join("docker-compose.yml"));
+    if let Some(also) = also {
+        command.arg("--file").arg(workspace().join(also));
+    }
     command
 }
 
@@ -125,7 +137,7 @@ pub(crate) fn image() -> &'static str {
         // Of an image that is not there some clients print an empty line.
         let id = || run(&mut docker(["image", "inspect", "--format={{.Id}}", name]), "").stdout.trim().to_owned();
         let before = id();
-        let mut build = compose(name);
+        let mut build = compose(name, None);
         build.args(["build", "daemon"]).env("BINARIES", "prebuilt").env("EXECUTOR_IMAGE", name);
         must(&mut build, "");
         // The image stays, so that the next build finds its layers; the one that it replaces does not.
@@ -143,7 +155,7 @@ fn build_binaries() {
     build.current_dir(workspace()).env("CARGO_TARGET_DIR", workspace().join("target"));
     build.args(["build", "--release", "--locked", "--quiet"]);
     build.args(["-p", "executor-daemon", "-p", "tool-client", "-p", "executor-tests"]);
-    build.args(["--bin", "executor-daemon", "--bin", "tool-client", "--bin", "scenarios"]);
+    build.args(["--bin", "executor-daemon", "--bin", "tool-client", "--bin", "scenarios", "--bin", "bench"]);
     must(&mut build, "");
 }
 

@@ -1,7 +1,7 @@
 //! The recorded model texts, played by a client in one container against a daemon in another.
 //!
-//! Each scenario has a daemon of its own, started as an ordinary user in the environment that the format prescribes. What
-//! the two share is a volume: `${TMP}`, and the state directory with the spills.
+//! Each scenario has a daemon of its own, started as an ordinary user in the environment that the format prescribes, and
+//! mutual TLS between the two. What they share is a volume: `${TMP}`, and the state directory with the spills.
 
 use std::{
     collections::VecDeque,
@@ -19,11 +19,13 @@ const WORKERS: usize = 3;
 /// Who runs the client and the daemons: the image's ordinary user.
 const USER: u64 = 10_001;
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where the certificates are that `init --apart` has made.
+const TLS: &str = "/workspace/tls";
 /// Makes a scenario's files; its arguments are `${TMP}`, the daemon's own directory, the daemon's configuration, and the
-/// scenario's setup lines.
+/// scenario's setup lines. Keys must be their user's, who is not the same in all scenarios.
 const PREPARE: &str = r#"
     mkdir "$0" "$1"
-    (umask 077 && mkdir "$1/state" && head -c 32 /dev/urandom | base64 >"$1/token")
+    (umask 077 && mkdir "$1/state" && cp -r /workspace/tls/server /workspace/tls/client "$1")
     printf %s "$2" >"$1/config.toml"
     cd "$0"
     for line in "${@:3}"; do bash -c "$line"; done
@@ -32,7 +34,7 @@ const PREPARE: &str = r#"
 const RECORDED: usize = 87;
 const SCENARIOS: &str = "tests/model-text/scenarios.json";
 
-#[test]
+over_containers!(the_model_reads_the_recorded_texts_between_two_containers);
 fn the_model_reads_the_recorded_texts_between_two_containers() {
     let recorded = fs::read(workspace().join(SCENARIOS)).expect("the recorded cases can be read");
     let recorded: Vec<Value> = serde_json::from_slice(&recorded).expect("they are a list");
@@ -58,7 +60,7 @@ fn the_model_reads_the_recorded_texts_between_two_containers() {
                 loop {
                     let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some(scenario) = next else { break };
-                    if let Err(report) = stage.play(&client, &scenario) {
+                    if let Err(report) = stage.play(worker, &client, &scenario) {
                         println!("{}:\n{report}", name(&scenario));
                         failed.lock().unwrap_or_else(PoisonError::into_inner).push(name(&scenario).to_owned());
                     }
@@ -82,10 +84,13 @@ impl Stage {
         must(docker(["network", "create", "--internal"]).arg(marked.label()).arg(&marked.name), "");
         must(docker(["volume", "create"]).arg(marked.label()).arg(&marked.name), "");
         let stage = Self { marked };
-        // The volume is the user's, as the image's /workspace is; scenarios with a uid of their own write there as well.
-        let prepare = "chmod 1777 /workspace";
+        // The volume is the user's, as the image's /workspace is; scenarios with a uid of their own write there as well, and
+        // copy the certificates.
+        let names = (0..WORKERS).map(|worker| format!("--name={}", host(worker))).collect::<Vec<_>>().join(" ");
+        let prepare =
+            format!("chmod 1777 /workspace && executor-daemon init --apart --dir {TLS} {names} && chmod -R a+rX {TLS}");
         let mut command = docker(["run", "--rm", "--entrypoint=sh"]);
-        must(command.args(stage.placement()).args([image(), "-c", prepare]), "");
+        must(command.args(stage.placement()).args([image(), "-c", &prepare]), "");
         stage
     }
 
@@ -114,7 +119,7 @@ impl Stage {
     }
 
     /// Plays one scenario; the error is what was different.
-    fn play(&self, client: &str, scenario: &Value) -> Result<(), String> {
+    fn play(&self, worker: usize, client: &str, scenario: &Value) -> Result<(), String> {
         let name = name(scenario);
         let user = format!("--user={}", scenario["uid"].as_u64().unwrap_or(USER));
         // Neither path begins with the other: the player puts a placeholder wherever a text has the first.
@@ -126,23 +131,31 @@ impl Stage {
 
         let daemon = format!("{}-{name}", self.marked.name);
         let mut start = docker(["run", "--detach", "--entrypoint=/usr/bin/env"]);
-        start.args(self.placement()).args([&user, &format!("--name={daemon}"), &format!("--workdir={tmp}"), image()]);
-        let token = format!("--token-file={own}/token");
-        start.arg("-i").args(environment(scenario, &tmp)).args(["executor-daemon", "serve"]);
-        start.args(["--listen=tcp:0.0.0.0:7700", "--insecure", &token]);
+        start.args(self.placement()).args([&user, &format!("--name={daemon}"), &format!("--workdir={tmp}")]);
+        start.args([&format!("--network-alias={}", host(worker)), image(), "-i"]);
+        start.args(environment(scenario, &tmp)).args(["executor-daemon", "serve", "--listen=tcp:0.0.0.0:7700"]);
+        start.args([
+            format!("--tls-cert-file={own}/server/server.crt"),
+            format!("--tls-key-file={own}/server/server.key"),
+        ]);
+        start.arg(format!("--client-ca-file={own}/server/ca.crt"));
         start.args([format!("--config={own}/config.toml"), format!("--state-dir={own}/state")]);
         must(&mut start, "");
 
-        let endpoint = format!("http://{daemon}:7700");
-        let connect = ["--endpoint", &endpoint, &token];
+        let connect = [
+            format!("--endpoint=https://{}:7700", host(worker)),
+            format!("--ca={own}/client/ca.crt"),
+            format!("--cert={own}/client/client.crt"),
+            format!("--key={own}/client/client.key"),
+        ];
         wait_for(&format!("the daemon of {name} answers"), || {
-            let asked = run(docker(["exec", &user, client, "tool-client"]).args(connect).arg("info"), "");
+            let asked = run(docker(["exec", &user, client, "tool-client"]).args(&connect).arg("info"), "");
             let running = must(&mut docker(["inspect", "--format={{.State.Running}}", &daemon]), "");
             assert_eq!(running, "true", "{name}: {}", run(&mut docker(["logs", &daemon]), ""));
             (asked.code == Some(0)).then_some(())
         });
         let mut player = docker(["exec", &user, client, "scenarios", "/scenarios.json", "--backend=connect"]);
-        let played = run(player.args(connect).args([format!("--tmp={tmp}"), format!("--only={name}")]), "");
+        let played = run(player.args(&connect).args([format!("--tmp={tmp}"), format!("--only={name}")]), "");
         let stopped = self.stop(&daemon);
         let closing = "1 passed, 0 failed";
         if played.code == Some(0) && played.stdout.lines().any(|line| line == closing) && stopped.code == Some(0) {
@@ -159,6 +172,11 @@ impl Stage {
         must(&mut docker(["rm", "--volumes", daemon]), "");
         Finished { code: code.parse().ok(), ..logged }
     }
+}
+
+/// The name that a worker's daemon has on the network; one after the other has it.
+fn host(worker: usize) -> String {
+    format!("daemon-{worker}")
 }
 
 fn name(scenario: &Value) -> &str {

@@ -2,7 +2,10 @@
 
 use std::{
     fs::{self, File},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::{
+        fs::PermissionsExt,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -34,6 +37,9 @@ const STOP: Duration = Duration::from_secs(15);
 /// Longest wait for the end of its own processes after that of the outermost one.
 const LAST_END: Duration = Duration::from_secs(2);
 
+/// Longest wait for a keeper that is to die by itself.
+const DEATH: Duration = Duration::from_secs(60);
+
 /// Between two looks at it.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -44,6 +50,8 @@ pub enum Dies {
     Daemon,
     /// The keeper alone.
     Keeper,
+    /// The keeper alone, where a crash point has it die: it is waited for.
+    KeeperByItself,
 }
 
 /// A running daemon. Dropped, it is killed; [`Daemon::stop`] is how it ends properly.
@@ -262,10 +270,13 @@ impl Daemon {
     /// When they do not go.
     #[expect(clippy::disallowed_methods, reason = "the daemon under test dies as with its host")]
     pub(crate) async fn kill(mut self, dies: Dies) -> anyhow::Result<()> {
+        if dies == Dies::KeeperByItself {
+            return self.died().await;
+        }
         let all = processes::tree(self.pid());
         let both = [self.pid(), self.server().pid].map(Pid::from_raw);
         match dies {
-            Dies::Keeper => kill(both[0], Signal::SIGKILL)?,
+            Dies::Keeper | Dies::KeeperByItself => kill(both[0], Signal::SIGKILL)?,
             Dies::Daemon => {
                 for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
                     both.iter().try_for_each(|pid| kill(*pid, signal))?;
@@ -279,6 +290,21 @@ impl Daemon {
             tokio::time::sleep(LOOK).await;
         }
         Ok(())
+    }
+
+    /// Waits until its keeper has died of SIGKILL. What it leaves (a server that writes down what it knows, helpers that end
+    /// their commands) is still there: the next daemon has to cope with that.
+    async fn died(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let killed = status.signal() == Some(Signal::SIGKILL as i32);
+                anyhow::ensure!(killed, "it ended with {status}:\n{}", self.log());
+                return Ok(());
+            }
+            anyhow::ensure!(begun.elapsed() < DEATH, "it is still there after {DEATH:?}:\n{}", self.log());
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Sends a signal to its outermost process.

@@ -57,7 +57,7 @@ pub struct Seen {
     pub lost_replies: u64,
     /// Pings of clients, without their answers to pings.
     pub client_pings: u64,
-    /// Times that the daemon has said that it takes no more calls on a connection.
+    /// Times that a client was told that no more calls are taken on its connection, by the daemon or by an order.
     pub goaways: u64,
     /// Bytes that were passed on to the daemon.
     pub to_daemon: u64,
@@ -71,6 +71,16 @@ pub struct Seen {
     pub largest_frame: u32,
 }
 
+/// What a client is told that is to call elsewhere (GOAWAY, without an error).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Away {
+    /// The calls that there are go on.
+    #[default]
+    AfterTheseCalls,
+    /// None of them has been seen, which is not true: the daemon is at them.
+    AsIfNothingWasSeen,
+}
+
 /// What is to be done. Connections are numbered from 0.
 #[derive(Debug, Clone, Copy, Default)]
 struct Orders {
@@ -79,6 +89,8 @@ struct Orders {
     cut_once: Option<CutAfter>,
     cut_below: u64,
     halted_below: u64,
+    away_below: u64,
+    away: Away,
     refuse: bool,
     lose_reply: bool,
 }
@@ -147,6 +159,11 @@ impl FaultProxy {
     /// Makes every connection that is open half-open: it stays, and nothing moves on it. New ones work.
     pub fn halt(&self) {
         self.shared.order_below(|orders, all| orders.halted_below = all);
+    }
+
+    /// Tells the client of every connection that is open to make its next calls over another one.
+    pub fn send_away(&self, away: Away) {
+        self.shared.order_below(|orders, all| (orders.away_below, orders.away) = (all, away));
     }
 
     /// Lets the next call reach the daemon and be done, and cuts its connection when the reply is there.

@@ -33,6 +33,7 @@ use futures_util::FutureExt;
 mod backend;
 pub mod binaries;
 mod daemon;
+mod elsewhere;
 pub mod faults;
 mod mailbox;
 pub mod processes;
@@ -42,6 +43,7 @@ mod world;
 
 pub use backend::{Backend, Setup};
 pub use daemon::{Daemon, Dies};
+pub use elsewhere::Elsewhere;
 use faults::Plan;
 pub use mailbox::Mailbox;
 pub use wait::{Stopwatch, wait_for, wait_until};

@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tool_client::{
     executor::{
         Executor, ExecutorError,
-        connect::{Endpoint, Keepalive, Token},
+        connect::{Access, Endpoint, Keepalive},
         local::LocalExecutor,
         remote::{Deadlines, RemoteExecutor},
     },
@@ -101,10 +101,9 @@ impl World {
     /// Over a daemon that is already running elsewhere and shares the directory `tmp` with this process.
     ///
     /// # Errors
-    /// When the endpoint or the token file cannot be used.
-    pub async fn connect(endpoint: &str, token_file: Option<&Path>, tmp: &Path) -> anyhow::Result<Self> {
-        let token = token_file.map(Token::read).transpose()?;
-        let executor = RemoteExecutor::new(&Endpoint::parse(endpoint)?, token);
+    /// When the endpoint is none.
+    pub async fn connect(endpoint: &str, access: Access, tmp: &Path) -> anyhow::Result<Self> {
+        let executor = RemoteExecutor::new(&Endpoint::parse(endpoint)?, access);
         Self::over(Arc::new(executor), None, None, tmp.to_owned(), None)
     }
 

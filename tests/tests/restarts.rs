@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use executor_proto::types::{CommandSpec, Exit, OwnerId, StreamName, TaskId};
+use executor_proto::types::{CommandSpec, Exit, OwnerId, StreamName, TaskId, TaskStatus};
 use executor_tests::{Backend, Dies, SESSION, Setup, World, block_on, wait_for, wait_until};
 use tokio_util::sync::CancellationToken;
 use tool_client::notices::Notice;
@@ -183,6 +183,21 @@ fn a_server_that_took_over_goes_on_with_what_outlives_the_daemon() {
         world.restart(&setup, |_state| {}).await.expect("it comes back");
         let rest = format!("{}[stderr]\noops\n\n[status: ended, exit unknown]", lines(10..20));
         assert_eq!(world.output(&id).await, rest);
+        told_once(world, &[&id]).await;
+    });
+}
+
+#[test]
+fn o06_after_a_kill_of_the_daemon_what_ran_is_listed_and_nobody_is_left_to_stop() {
+    run(async |world, setup| {
+        let id = world.background(&world.sleep(1_000)).await;
+        world.restart(&setup, |_state| {}).await.expect("it comes back");
+        world.assert_no_survivors("after the daemon was killed and came back");
+        let listed = world.list().await;
+        let [task] = &listed[..] else { panic!("{listed:?}") };
+        let unknown = TaskStatus::Ended(Exit::Unknown("executor restarted".to_owned()));
+        assert_eq!((&task.id, &task.status, task.shell_pid), (&id, &unknown, None));
+        assert_eq!(world.kill(&id).await, format!("task {} had already finished", id.0));
         told_once(world, &[&id]).await;
     });
 }

@@ -5,13 +5,13 @@
 //! modules are one subcommand, or a few that belong together, each.
 //!
 //! Exit codes: the command's own, 128+n when it died of signal n, 124 when it timed out, 125 for failures of our own, 64
-//! for usage, 130 after Ctrl-C (143 after SIGTERM), 141 when the reader of our output has gone.
+//! for usage, 130 after Ctrl-C (143 after SIGTERM, 129 after SIGHUP), 141 when the reader of our output has gone.
 
 use std::{borrow::Cow, process::ExitCode};
 
 use clap::{
     CommandFactory, Parser,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use executor_proto::error::ExecutorError;
 
@@ -31,6 +31,7 @@ mod info;
 mod interrupt;
 mod json;
 mod logs;
+mod mcp;
 mod notices;
 mod output;
 mod settings;
@@ -122,6 +123,7 @@ async fn run(Arguments { global, subcommand }: Arguments) -> Outcome {
             let interrupt = Interrupt::listen()?;
             interrupt.or(async { info::info(&Backend::new(&settings, Files::AreNotTold).await?).await }).await
         }
+        Subcommand::Mcp => mcp::mcp(&Settings::resolve(global)?).await,
         Subcommand::Call { tool, arguments } => call::call(&Settings::resolve(global)?, &tool, &arguments).await,
     }
 }
@@ -178,7 +180,17 @@ fn one_line(error: &clap::Error) -> String {
             line = format!("{line}; {tip}");
         }
     }
+    if is_unquoted(error, &rendered) {
+        line.push_str("; a command is one argument: quote it, as in tool-client bash 'ls -la'");
+    }
     format!("{line}; see tool-client --help")
+}
+
+/// Whether the words of a command were given to `bash` one by one: what it does not know is no option of ours misspelt.
+fn is_unquoted(error: &clap::Error, rendered: &str) -> bool {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return false };
+    let of_bash = rendered.contains("\n\nUsage: tool-client bash ");
+    error.kind() == ErrorKind::UnknownArgument && of_bash && !argument.starts_with("--")
 }
 
 fn words(text: &str) -> String {
@@ -247,6 +259,15 @@ mod tests {
             ),
             (&["bahs", "x"], "unrecognized subcommand 'bahs'; a similar subcommand exists: 'bash'"),
             (&["bash"], "the following required arguments were not provided: <COMMAND>"),
+            (
+                &["bash", "ls", "-la"],
+                "unexpected argument '-l' found; a command is one argument: quote it, as in tool-client bash 'ls -la'",
+            ),
+            (
+                &["bash", "echo", "hi"],
+                "unexpected argument 'hi' found; a command is one argument: quote it, as in tool-client bash 'ls -la'",
+            ),
+            (&["ps", "-l"], "unexpected argument '-l' found"),
         ] {
             let error = Arguments::try_parse_from([&["tool-client"], arguments].concat()).expect_err("it is no usage");
             assert_eq!(one_line(&error), format!("{line}; see tool-client --help"));

@@ -31,6 +31,8 @@ pub mod local;
 pub mod remote;
 mod retry;
 
+pub use self::{local::LocalExecutor, remote::RemoteExecutor};
+
 #[cfg(fuzzing)]
 pub use convert::fuzzing::{answers, start};
 

@@ -59,6 +59,9 @@ SIGHUP replaces the server, which reads the token and certificate files again.
 
 Exit codes: 0 after SIGTERM, 64 for mistakes in options or the file, 125 for its own failures.";
 
+/// Names the daemon whose health is asked for, as it does for clients.
+const ENDPOINT_VARIABLE: &str = "EXECUTOR_ENDPOINT";
+
 const HEALTH_EXAMPLES: &str = "\
 Example:
   HEALTHCHECK CMD [\"executor-daemon\", \"health\", \"--endpoint\", \"unix:/run/executor.sock\"]
@@ -73,6 +76,7 @@ Examples:
   executor-daemon init --name daemon.example
   executor-daemon init --dir tls --name 10.0.0.5 --tenant team-a --tenant team-b
   executor-daemon init --dir renewed --ca /etc/executor-daemon --name daemon.example
+  executor-daemon init --dir /tls --apart --name daemon                 (before every start)
 
 Exit codes: 0 when it wrote everything, 64 for mistakes in options, 125 when it wrote nothing.";
 
@@ -97,8 +101,7 @@ pub fn command() -> Command {
                     Arg::new("endpoint")
                         .long("endpoint")
                         .value_name("ENDPOINT")
-                        .required(true)
-                        .help("unix:PATH, https://HOST:PORT or http://HOST:PORT"),
+                        .help("unix:PATH, https://HOST:PORT or http://HOST:PORT; else EXECUTOR_ENDPOINT"),
                 )
                 .arg(file("ca", "For https://: file with the CA that has signed the daemon's certificate (PEM)"))
                 .arg(file("cert", "For https://: file with a certificate to show, where the daemon wants one (PEM)"))
@@ -126,6 +129,13 @@ fn init() -> Command {
         .arg(several("name", "HOST", "A name or address that clients connect to the daemon by; localhost is always one. May be given several times"))
         .arg(several("tenant", "NAME", "A tenant, with a certificate and a token of its own. May be given several times [default: one, without a name]"))
         .arg(file("ca", "Directory of an earlier `init`, whose CA is to sign").value_name("DIR"))
+        .arg(
+            Arg::new("apart")
+                .long("apart")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("ca")
+                .help("Below DIR a directory for each party: ca, server, and one for each client, with certificates and no tokens. What is there stays, what is missing is made"),
+        )
 }
 
 fn serve() -> Command {
@@ -163,8 +173,14 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, cla
         Some(("init", given)) => init_options(given).map(Asked::Init),
         Some(("health", given)) => {
             let file = |name| given.get_one::<PathBuf>(name).cloned();
+            let endpoint = given.get_one::<String>("endpoint").cloned();
+            let endpoint = endpoint.or_else(|| std::env::var(ENDPOINT_VARIABLE).ok().filter(|text| !text.is_empty()));
+            let Some(endpoint) = endpoint else {
+                let problem = format!("say which daemon: --endpoint or {ENDPOINT_VARIABLE}");
+                return Err(command().error(clap::error::ErrorKind::MissingRequiredArgument, problem));
+            };
             Ok(Asked::Health(HealthOptions {
-                endpoint: given.get_one::<String>("endpoint").cloned().unwrap_or_default(),
+                endpoint,
                 token_file: file("token-file"),
                 ca: file("ca"),
                 cert: file("cert"),
@@ -194,7 +210,7 @@ fn init_options(given: &ArgMatches) -> Result<InitOptions, clap::Error> {
         }
     };
     let ca = given.get_one::<PathBuf>("ca").cloned();
-    Ok(InitOptions { dir, names: texts("name"), tenants: texts("tenant"), ca })
+    Ok(InitOptions { dir, names: texts("name"), tenants: texts("tenant"), ca, apart: given.get_flag("apart") })
 }
 
 fn default_config_dir() -> Option<PathBuf> {

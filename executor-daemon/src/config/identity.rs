@@ -54,8 +54,8 @@ const MAX_RANGE: u32 = 65_536;
 pub(super) fn range(asked: &str, uid: Uid) -> Result<Identity, String> {
     let ends = asked.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     let (first, last): (u32, u32) = ends.ok_or("must be two uids with a dash between them, such as 70000-70063")?;
-    if first == 0 || last < first || last == u32::MAX || last - first >= MAX_RANGE {
-        return Err(format!("must go up, leave out root, and have {MAX_RANGE} uids at most"));
+    if first == 0 || last <= first || last == u32::MAX || last - first >= MAX_RANGE {
+        return Err(format!("must go up, leave out root, and have 2 to {MAX_RANGE} uids"));
     }
     if !uid.is_root() {
         return Err(format!("the daemon runs as uid {uid} and cannot become others; only root can"));
@@ -87,7 +87,15 @@ fn exists_here(map: &str, id: u32) -> Result<(), String> {
 pub(super) fn capability(name: &str, uid: Uid) -> Result<u64, String> {
     let known = name.strip_prefix("CAP_").and_then(CapabilitySet::from_name);
     let bit = known.ok_or("is no capability; they are called like CAP_NET_BIND_SERVICE")?.bits();
-    if uid.is_root() { Ok(bit) } else { Err("cannot be given to commands; only a daemon that is root can".to_owned()) }
+    if !uid.is_root() {
+        return Err("cannot be given to commands; only a daemon that is root can".to_owned());
+    }
+    match rustix::thread::capabilities(None) {
+        Ok(own) if own.permitted.bits() & bit == 0 => {
+            Err("is not the daemon's own, so commands cannot have it".to_owned())
+        }
+        Ok(_) | Err(_) => Ok(bit),
+    }
 }
 
 /// Decides who the server runs as, the process that faces the network. `None`: as the daemon itself. `asked` is the

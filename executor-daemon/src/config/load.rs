@@ -12,6 +12,7 @@ use nix::unistd::Uid;
 use super::{
     ServerSettings, Settings, allowed,
     credentials::{CredentialFiles, Credentials, TlsFiles},
+    fence::{self, Fenced},
     flags::ServeFlags,
     identity,
     listen::ListenAddress,
@@ -22,6 +23,7 @@ use super::{
     values::{Given, Values},
 };
 use crate::{
+    ids::TenantId,
     keeper::{ServerUser, protocol::Identity},
     server,
     telemetry::{LogFormat, LogLevel, LogSettings},
@@ -101,16 +103,38 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     let mut identities = Vec::new();
     let rules = placed(&mut values, around, rules, &for_all, identity.clone(), &mut identities);
     let mut tenants = BTreeMap::new();
+    let mut shares_user = BTreeMap::new();
     for table in files.tenants.iter().flatten() {
         let Some(mut values_of_it) = values.of_tenant(&table.name, table.rules.clone()) else { continue };
         let who = Who::read(&mut values_of_it, around).or(&for_all);
         let its = who.identity(identity.as_ref());
         let its_rules = rules.clone().with(&mut values_of_it, around);
         let its_rules = placed(&mut values_of_it, around, its_rules, &who, its, &mut identities);
+        shares_user.insert(table.name.clone(), who.shares_user());
         values_of_it.problems.into_iter().for_each(|problem| values.note(problem));
         tenants.insert(table.name.clone(), its_rules);
     }
     let server_user = server_user(&mut values, around, &identities);
+    if around.uid == 0 && values.problems.is_empty() {
+        // Who is no root has one user only; the daemon says what that leaves open.
+        let source = Source::Missing("run-as");
+        let default = TenantId::default_tenant();
+        // Without a token it is whoever started the daemon, who needs no fence.
+        let default = (!tenants.contains_key(&default.0) && files.token_file.is_some()).then_some(default);
+        let fenced = |name, rules: &TenantRules, shares_user, source| {
+            let identity = identities.get(usize::try_from(rules.identity).ok()?)?;
+            Some(Fenced { name, identity, shares_user, source })
+        };
+        let for_default =
+            default.iter().filter_map(|default| fenced(&default.0, &rules, for_all.shares_user(), &source));
+        let tables = files.tenants.iter().flatten().filter_map(|table| {
+            let shares_user = shares_user.get(&table.name).copied().unwrap_or(false);
+            fenced(&table.name, tenants.get(&table.name)?, shares_user, &table.source)
+        });
+        let all: Vec<_> = if files.tenants.is_some() { for_default.chain(tables).collect() } else { Vec::new() };
+        let problems = fence::problems(&all);
+        problems.into_iter().for_each(|problem| values.note(problem));
+    }
     check_callers(&mut values, &files, &listeners, &identities);
     let log = log_settings(&mut values);
     // As with the default workdir: what cannot travel as text, or is gone, is no start.
@@ -124,9 +148,9 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
     };
     let settings = settings(&mut values, defaults);
     match identity {
-        Some(identity) if values.problems.is_empty() => Ok(Daemon {
+        Some(_) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
-            unprotected: unprotected(identity.uid, server_user, around.uid).map(str::to_owned),
+            unprotected: all_unprotected(&settings, &identities, server_user, around.uid),
             sockets_are_shared: credentials
                 .tenants
                 .iter()
@@ -179,6 +203,37 @@ fn unprotected(command_uid: u32, server_user: Option<ServerUser>, daemon_uid: u3
         _ if daemon_uid == 0 && server_user.is_none() => Some("the server, which faces the network, runs as root"),
         _ => None,
     }
+}
+
+/// What is unprotected in this mode: by how all commands run, and by what single tenants were given.
+fn all_unprotected(
+    settings: &Settings,
+    identities: &[Identity],
+    server_user: Option<ServerUser>,
+    daemon_uid: u32,
+) -> Option<String> {
+    let of = |rules: &TenantRules| identities.get(usize::try_from(rules.identity).ok()?);
+    let default = of(&settings.tenant_defaults);
+    let mut clauses: Vec<String> = default
+        .and_then(|identity| unprotected(identity.uid, server_user, daemon_uid))
+        .map(str::to_owned)
+        .into_iter()
+        .collect();
+    if daemon_uid != 0 && settings.tenants.len() > 1 {
+        clauses.push("the commands of all tenants share a user and can read and end each other's".to_owned());
+    }
+    for (name, rules) in &settings.tenants {
+        let Some(identity) = of(rules).filter(|identity| Some(*identity) != default) else { continue };
+        if identity.uid == 0 && daemon_uid == 0 {
+            clauses.push(format!("commands of tenant {name} run as root and can read and change everything here"));
+        } else {
+            clauses.extend(identity.gains().map(|gains| format!("commands of tenant {name} {gains}")));
+        }
+    }
+    if let Some(gains) = default.filter(|identity| identity.uid != 0 && daemon_uid == 0).and_then(Identity::gains) {
+        clauses.push(format!("commands {gains}"));
+    }
+    Some(clauses.join("; ")).filter(|text| !text.is_empty())
 }
 
 fn listeners(values: &mut Values, around: &Surroundings, encrypted_or_private: bool) -> Vec<ListenAddress> {

@@ -12,7 +12,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{Flock, FlockArg, OFlag, open},
+    fcntl::{FcntlArg, FdFlag, Flock, FlockArg, OFlag, fcntl, open},
     sys::stat::{Mode, fchmod, fstat},
     unistd::{Gid, Uid, fchown},
 };
@@ -26,8 +26,8 @@ const ROOT_STATE_DIR: &str = "/var/lib/executor-daemon";
 /// The file that is locked.
 const LOCK: &str = "lock";
 
-/// A daemon that was killed leaves children that hold its lock until they have ended what they had started. That long
-/// a new one waits for them, and looks that often.
+/// A daemon that was killed leaves children that hold its lock: a server that writes down what it knows before it ends, helpers
+/// that have not begun. That long a new one waits for them, and looks that often.
 const DEAD_HOLDERS_CHILDREN: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -206,6 +206,8 @@ impl StateDir {
                 Err((_, errno)) => return Err(unusable(errno.into())),
             }
         };
+        // The server that the keeper starts inherits it: one that outlives its keeper for a moment still writes down what it knows.
+        fcntl(&*lock, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| unusable(errno.into()))?;
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
         Ok(Self { left_aside: left_aside(path, server), _lock: lock })
     }

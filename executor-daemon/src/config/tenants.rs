@@ -19,9 +19,11 @@ fn all_keys() -> String {
 }
 
 /// A table as it was written. Each value with where it stands.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct TenantTable {
     pub(super) name: String,
+    /// Where it stands.
+    pub(super) source: Source,
     pub(super) token_file: Option<(String, Source)>,
     pub(super) certificate_names: Vec<(String, Source)>,
     pub(super) peer_uids: Vec<(u32, Source)>,
@@ -50,7 +52,14 @@ pub(super) fn parse(file: &Path, tenants: &toml::Value, problems: &mut Vec<Probl
             problems.push(Problem::new(source(at, value), format!("must be a table with any of {}", all_keys())));
             continue;
         };
-        let mut tenant = TenantTable { name: name.clone(), ..TenantTable::default() };
+        let mut tenant = TenantTable {
+            name: name.clone(),
+            source: source(at.clone(), value),
+            token_file: None,
+            certificate_names: Vec::new(),
+            peer_uids: Vec::new(),
+            rules: toml::Table::new(),
+        };
         for (key, value) in table {
             let wrong = |problem: &str| Problem::new(source(format!("{at}.{key}"), value), problem);
             let here = || source(format!("{at}.{key}"), value);

@@ -43,6 +43,9 @@ pub(super) fn take_over(
 ) -> Vec<RecordedStart> {
     let Compared { go_on: going_on, nobodys, never_ran, over } =
         compare(recorded, carried, |carried| carried.spawned.handle.0);
+    if !going_on.is_empty() {
+        tracing::info!(commands = going_on.len(), "what runs is taken over");
+    }
     for (recorded, carried) in going_on {
         go_on(engine, recorded, carried);
     }
@@ -135,7 +138,7 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
         started_at_ms,
         number: recorded.number,
     };
-    let entry = Arc::new(Entry::recalled(facts, streams, state, recorded.read));
+    let entry = Arc::new(Entry::recalled(facts, streams, state, recorded.reads));
     let key = StartKey(recorded.start.key);
     engine.registry().recall(Recalled {
         number: recorded.number,
@@ -158,6 +161,8 @@ pub(super) fn state_of(recorded: &RecordedStart, now: Instant) -> State {
     for cause in recorded.asked_to_end.iter().copied().map(Cause::from) {
         state.request(cause);
     }
+    // They are what was written down.
+    state.take_unwritten();
     if let Some(ended) = &recorded.ended {
         state.shell_ended(ended.exit.clone().into(), false, ended.at_ms);
     }
@@ -216,7 +221,7 @@ mod tests {
             asked_to_end: Vec::new(),
             ended: None,
             told: false,
-            read: None,
+            reads: Vec::new(),
         }
     }
 
@@ -245,8 +250,9 @@ mod tests {
 
     #[test]
     fn an_end_that_was_asked_for_is_asked_for_again() {
-        let asked = RecordedStart { asked_to_end: vec![EndCause::Timeout], ..recorded(1) };
+        let asked = RecordedStart { asked_to_end: vec![EndCause::Timeout, EndCause::Abort], ..recorded(1) };
         let state = state_of(&asked, Instant::now());
-        assert!(state.ending() && state.timed_out() && state.phase() == Phase::Running);
+        assert!(state.ending() && state.timed_out() && state.aborted() && state.phase() == Phase::Running);
+        assert!(!state.has_unwritten() && state.ended_for() == Some(Cause::Timeout));
     }
 }

@@ -29,7 +29,7 @@ use super::{keys::CommandDigest, registry::Kind};
 use crate::{
     config::{Settings, TenantRules},
     ids::TenantId,
-    keeper::protocol::{Identity, SpawnSpec},
+    keeper::protocol::{Identity, OUTSIDE_ROOTS, SpawnSpec},
     sandbox::{self, Support},
 };
 
@@ -93,13 +93,13 @@ impl Prepared {
         tenant: &TenantId,
         rules: &TenantRules,
         support: &Support,
-        identity: &Identity,
+        (identity, uid): (&Identity, u32),
         spec: CommandSpec,
     ) -> Result<Self, ExecutorError> {
         spec.check()?;
         let workspace = spec.workspace.as_deref().map(sandbox::path);
         let (sandbox_mode, confinement) = sandbox::confinement(rules, support, spec.sandbox_mode, workspace)?;
-        let environment = environment(rules, identity, &spec);
+        let environment = environment(rules, (identity, uid), &spec);
         let path = environment.iter().find_map(|(name, value)| (name == b"PATH").then_some(value.as_slice()));
         let programs = programs(path.unwrap_or(DEFAULT_PATH));
         let workdir = workdir(settings, rules, spec.workdir.as_deref());
@@ -107,6 +107,7 @@ impl Prepared {
         let text = if script { BOOTSTRAP.into() } else { spec.command.to_vec() };
         let spawn = SpawnSpec {
             identity: rules.identity,
+            uid,
             programs,
             arguments: vec![b"bash".into(), b"-c".into(), text],
             environment: environment
@@ -118,6 +119,7 @@ impl Prepared {
                 })
                 .collect(),
             workdir: workdir.to_vec(),
+            workdir_roots: rules.workdir_roots.iter().map(|root| root.as_os_str().as_bytes().to_vec()).collect(),
             stdin: spec.stdin.is_some(),
             script,
             confinement,
@@ -146,6 +148,9 @@ impl Prepared {
     /// What a failed spawn means to the caller: with the path it was about, and E2BIG as what it is.
     pub(super) fn explain(&self, error: ExecutorError) -> ExecutorError {
         match error {
+            ExecutorError::Spawn { stage: SpawnStage::Chdir, errno: OUTSIDE_ROOTS, path: _ } => {
+                ExecutorError::WorkdirOutsideRoots { path: self.workdir.clone() }
+            }
             ExecutorError::Spawn { stage: SpawnStage::Chdir, errno, path: _ } => {
                 ExecutorError::Spawn { stage: SpawnStage::Chdir, errno, path: Some(self.workdir.clone()) }
             }
@@ -165,7 +170,7 @@ impl Prepared {
 
 /// The environment of a command: the executor's for all, the identity's own, the caller's; a later one wins. Each name once,
 /// in the order in which the names came first.
-fn environment(rules: &TenantRules, identity: &Identity, spec: &CommandSpec) -> Vec<(Vec<u8>, Vec<u8>)> {
+fn environment(rules: &TenantRules, (identity, uid): (&Identity, u32), spec: &CommandSpec) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::with_capacity(rules.environment.len() + spec.environment.len());
     let mut places = std::collections::HashMap::with_capacity(all.capacity());
     let mut set = |name: &[u8], value: &[u8]| {
@@ -180,8 +185,10 @@ fn environment(rules: &TenantRules, identity: &Identity, spec: &CommandSpec) -> 
     }
     if identity.change {
         set(b"HOME", identity.home.as_os_str().as_bytes());
-        set(b"USER", identity.name.as_bytes());
-        set(b"LOGNAME", identity.name.as_bytes());
+        // One of several has no name.
+        let name = if identity.uids > 1 { uid.to_string() } else { identity.name.clone() };
+        set(b"USER", name.as_bytes());
+        set(b"LOGNAME", name.as_bytes());
     }
     for variable in &spec.environment {
         set(&variable.name, &variable.value);
@@ -288,7 +295,7 @@ mod tests {
     }
 
     fn prepare(settings: &Settings, spec: CommandSpec) -> Result<Prepared, ExecutorError> {
-        Prepared::new(settings, &tenant(), &settings.tenant_defaults, &FULL, &identity(false), spec)
+        Prepared::new(settings, &tenant(), &settings.tenant_defaults, &FULL, (&identity(false), 7), spec)
     }
 
     fn texts(all: &[Vec<u8>]) -> Vec<&str> {
@@ -303,7 +310,7 @@ mod tests {
             spec.environment.push(EnvironmentVariable { name: name.into(), value: value.into() });
         }
         let changed =
-            Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &FULL, &identity(true), spec.clone())
+            Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &FULL, (&identity(true), 7), spec.clone())
                 .unwrap()
                 .spawn;
         assert_eq!(
@@ -407,8 +414,9 @@ mod tests {
         limited.sandbox_mode = Some(SandboxMode::ReadOnly);
         let none = Support { landlock_abi: 0, filters: false };
         let settings = settings(&[]);
-        let error = Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &none, &identity(false), limited)
-            .unwrap_err();
+        let error =
+            Prepared::new(&settings, &tenant(), &settings.tenant_defaults, &none, (&identity(false), 7), limited)
+                .unwrap_err();
         assert!(matches!(error, ExecutorError::SandboxUnavailable { mode: SandboxMode::ReadOnly, .. }));
     }
 
@@ -423,6 +431,8 @@ mod tests {
         assert_eq!(chdir, ExecutorError::Spawn { stage: SpawnStage::Chdir, errno: libc::ENOENT, path });
         let large = prepared.explain(spawn(SpawnStage::Exec, libc::E2BIG));
         assert!(matches!(large, ExecutorError::TooLarge { part: SizedPart::Environment, name: None, .. }), "{large:?}");
+        let outside = prepared.explain(spawn(SpawnStage::Chdir, OUTSIDE_ROOTS));
+        assert_eq!(outside, ExecutorError::WorkdirOutsideRoots { path: Bytes::from_static(b"/gone") });
         let missing = spawn(SpawnStage::Exec, libc::ENOENT);
         assert_eq!(prepared.explain(missing.clone()), missing);
     }

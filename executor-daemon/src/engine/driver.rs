@@ -287,18 +287,28 @@ impl Driver {
     fn begin_wanted_end(&mut self) {
         // What this driver itself changed is no news to it.
         self.states.mark_unchanged();
+        self.write_causes();
         if !self.states.borrow().ending() || self.end.is_some() || !self.entry.apply(State::begin_end) {
             return;
         }
         let Some(engine) = self.engine.upgrade() else { return self.entry.apply(|state| state.end_done(Vec::new())) };
-        if let Some(cause) = self.entry.look(State::ended_for) {
-            engine.journal.asked_to_end(self.entry.facts.number, cause.into());
-            Point::KillRecorded.pass();
-        }
         let keeper = engine.keeper.clone();
         let handle = self.entry.facts.handle;
         let grace = Duration::from_millis(engine.settings.grace_ms);
         self.end = Some(Box::pin(async move { keeper.end(handle, grace).await }));
+    }
+
+    /// Writes down who has asked for the end, before the keeper is asked and before anybody is answered.
+    fn write_causes(&self) {
+        if !self.entry.look(State::has_unwritten) {
+            return;
+        }
+        let causes = self.entry.apply(State::take_unwritten);
+        let Some(engine) = self.engine.upgrade() else { return };
+        for cause in causes {
+            engine.journal.asked_to_end(self.entry.facts.number, cause.into());
+            Point::KillRecorded.pass();
+        }
     }
 
     fn event(&mut self, event: Option<ProcessEvent>) {

@@ -79,25 +79,22 @@ impl Entry {
             // A copy, so that the whole of a large command is not held for what is shown of it.
             facts.command = Bytes::copy_from_slice(shown(&facts.command));
         }
+        let shared = facts.caller.owner.is_none();
         Self {
             facts,
             streams,
             state: watch::Sender::new(State::started()),
             result: OnceLock::new(),
             result_ends: Both { stdout: watch::Sender::new(None), stderr: watch::Sender::new(None) },
-            reads: Mutex::default(),
+            reads: Mutex::new(Reads::recalled(Vec::new(), shared)),
             leftovers: AtomicU64::new(0),
         }
     }
 
-    /// One that was started under a process before this one; `read`: the latest read that was answered there.
-    pub(super) fn recalled(
-        facts: Facts,
-        streams: Both<Arc<Stream>>,
-        state: State,
-        read: Option<journal::Read>,
-    ) -> Self {
-        Self { state: watch::Sender::new(state), reads: Mutex::new(Reads::recalled(read)), ..Self::new(facts, streams) }
+    /// One that was started under a process before this one; `reads`: the latest that were answered there, the latest first.
+    pub(super) fn recalled(facts: Facts, streams: Both<Arc<Stream>>, state: State, reads: Vec<journal::Read>) -> Self {
+        let reads = Mutex::new(Reads::recalled(reads, facts.caller.owner.is_none()));
+        Self { state: watch::Sender::new(state), reads, ..Self::new(facts, streams) }
     }
 
     /// Applies a rule to the state and wakes who waits for it.
@@ -204,13 +201,13 @@ impl Entry {
             Asked::Answered(output) => output,
             Asked::Before(before) => {
                 let deltas = self.deltas(before.begins()).await;
-                reads.answer_again(caller, read_id, &before, deltas)
+                reads.answer_again(caller, &before, deltas)
             }
             Asked::New(cursors) => {
                 let status = self.look(State::status);
                 let deltas = self.deltas(cursors).await;
-                let (read, output) = reads.answer(caller, read_id, status, deltas);
-                journal.read(self.facts.number, &read);
+                let (reads, output) = reads.answer(caller, read_id, status, deltas);
+                journal.read(self.facts.number, &reads);
                 Point::ReadRecorded.pass();
                 output
             }

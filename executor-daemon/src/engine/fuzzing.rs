@@ -65,20 +65,20 @@ fn replay(bodies: &[u8]) {
 
 /// Reads again what a journal says that was read, out of a stream of three bytes.
 fn read_again(recorded: &journal::RecordedStart) {
-    let Some(read) = recorded.read.clone() else { return };
     let caller = Caller { owner: Some(OwnerId("a".to_owned())), ..Caller::from(&recorded.start.account) };
-    let mut reads = Reads::recalled(Some(read.clone()));
+    let mut reads = Reads::recalled(recorded.reads.clone(), recorded.start.account.owner.is_none());
     let bytes = Bytes::from_static(b"abc");
     let delta = |cursor: u64| {
         let start = usize::try_from(output::needed_from(cursor).min(3)).unwrap_or(3);
         output::delta_of(start as u64, &bytes.slice(start..), cursor, 2, true)
     };
-    for read_id in [ReadId(read.read_id), ReadId("another".to_owned())] {
+    let known = recorded.reads.iter().map(|read| ReadId(read.read_id.clone()));
+    for read_id in known.chain([ReadId("another".to_owned())]) {
         match reads.ask(&caller, &read_id) {
             Asked::Answered(_) => {}
             Asked::Before(before) => {
                 let Both { stdout, stderr } = before.begins();
-                reads.answer_again(&caller, &read_id, &before, Both { stdout: delta(stdout), stderr: delta(stderr) });
+                reads.answer_again(&caller, &before, Both { stdout: delta(stdout), stderr: delta(stderr) });
             }
             Asked::New(Both { stdout, stderr }) => {
                 let deltas = Both { stdout: delta(stdout), stderr: delta(stderr) };

@@ -5,7 +5,11 @@ use std::{fs, os::unix::ffi::OsStrExt};
 use bytes::Bytes;
 use executor_proto::types::ExecutorInfo;
 
-use crate::{config::Settings, keeper::protocol::Identity, sandbox::Support};
+use crate::{
+    config::{Settings, TenantRules},
+    keeper::protocol::Identity,
+    sandbox::Support,
+};
 
 /// Optional behaviour that this executor has.
 const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
@@ -13,19 +17,19 @@ const FEATURES: [&str; 4] = ["spill", "follow", "resume", "read-id"];
 /// Commands signal nobody but commands of their tenant.
 const SIGNAL_FENCE: &str = "signal-fence";
 
-/// Everything that [`ExecutorInfo`] says, learned once.
+/// Everything that [`ExecutorInfo`] says to one tenant.
 pub(super) fn info(
     settings: &Settings,
     support: &Support,
+    rules: &TenantRules,
     identity: Option<&Identity>,
     instance_id: String,
     max_tasks: u64,
 ) -> ExecutorInfo {
     let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let rules = &settings.tenant_defaults;
     let fence = support.has_fence(rules.allow_setuid).then_some(SIGNAL_FENCE);
-    let mut limits = stated_limits(identity.map(|identity| identity.uid), &Own::of_this_process());
+    let mut limits = stated_limits(identity, &Own::of_this_process());
     limits.extend(support.gaps());
     ExecutorInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -33,7 +37,7 @@ pub(super) fn info(
         instance_id,
         hostname,
         boot_id: boot_id.trim().to_owned(),
-        default_workdir: Bytes::copy_from_slice(settings.tenant_defaults.default_workdir.as_os_str().as_bytes()),
+        default_workdir: Bytes::copy_from_slice(rules.default_workdir.as_os_str().as_bytes()),
         default_timeout_ms: settings.timeout_ms,
         max_timeout_ms: settings.max_timeout_ms,
         max_output_bytes: settings.max_output_bytes,
@@ -41,7 +45,7 @@ pub(super) fn info(
         grace_ms: settings.grace_ms,
         max_command_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
         max_stdin_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
-        max_tasks_per_owner: settings.tenant_defaults.max_tasks_per_owner,
+        max_tasks_per_owner: rules.max_tasks_per_owner,
         max_tasks,
         max_leftovers_per_owner: settings.max_leftovers_per_owner,
         resume_window_ms: settings.resume_window_ms,
@@ -74,8 +78,11 @@ impl Own {
     }
 }
 
-/// What is not protected when commands run as `command_uid`.
-fn stated_limits(command_uid: Option<u32>, own: &Own) -> Vec<String> {
+/// What is not protected when commands run as this identity.
+fn stated_limits(identity: Option<&Identity>, own: &Own) -> Vec<String> {
+    let command_uid = identity.map(|identity| identity.uid);
+    let gains = identity.filter(|identity| identity.uid != 0).and_then(Identity::gains);
+    let gains = gains.map(|gains| format!("commands {gains}"));
     let mut limits = Vec::new();
     if command_uid == Some(0) {
         limits.push("commands run as root: they can read the executor's memory, token and state, end it, and change anything on this host");
@@ -87,20 +94,49 @@ fn stated_limits(command_uid: Option<u32>, own: &Own) -> Vec<String> {
         });
     }
     limits.push("files are not fenced: a command in full access can read and write whatever its user can");
-    limits
-        .push("sessions of one tenant share a user: their commands can signal each other and read each other's files");
+    if identity.is_none_or(|identity| identity.uids == 1) {
+        limits.push(
+            "sessions of one tenant share a user: their commands can signal each other and read each other's files",
+        );
+    }
     limits.push("commands that run end with the executor; what a loss of power cuts short, the latest records and output, is lost");
-    limits.into_iter().map(str::to_owned).collect()
+    limits.into_iter().map(str::to_owned).chain(gains).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn someone(uid: u32) -> Identity {
+        Identity {
+            name: String::new(),
+            uid,
+            uids: 1,
+            gid: uid,
+            groups: Vec::new(),
+            home: "/".into(),
+            change: true,
+            capabilities: Some(0),
+            allow_setuid: false,
+        }
+    }
+
+    #[test]
+    fn what_commands_were_given_is_said() {
+        let own = Own { uid: 0, readable: false };
+        let said = |identity: Identity| stated_limits(Some(&identity), &own).concat();
+        let bind = Some(rustix::thread::CapabilitySet::NET_BIND_SERVICE.bits());
+        assert!(said(Identity { capabilities: bind, ..someone(7) }).contains("commands have CAP_NET_BIND_SERVICE"));
+        assert!(said(Identity { allow_setuid: true, ..someone(7) }).contains("commands can gain privileges"));
+        let plain = said(someone(7));
+        assert!(!plain.contains("CAP_") && !plain.contains("gain") && plain.contains("share a user"), "{plain}");
+        assert!(!said(Identity { uids: 2, ..someone(7) }).contains("share a user"));
+    }
+
     #[test]
     fn running_as_root_or_as_oneself_is_said() {
         let said = |command, uid, word: &str| {
-            stated_limits(Some(command), &Own { uid, readable: false }).iter().any(|one| one.contains(word))
+            stated_limits(Some(&someone(command)), &Own { uid, readable: false }).iter().any(|one| one.contains(word))
         };
         assert!(said(0, 0, "run as root") && said(0, 7, "run as root"));
         assert!(said(7, 7, "own user") && !said(7, 7, "root"));
@@ -109,7 +145,8 @@ mod tests {
 
     #[test]
     fn only_memory_that_can_be_read_is_said_to_be() {
-        let said = |readable| stated_limits(Some(7), &Own { uid: 7, readable }).concat().contains("read its memory");
+        let said =
+            |readable| stated_limits(Some(&someone(7)), &Own { uid: 7, readable }).concat().contains("read its memory");
         assert!(said(true) && !said(false));
     }
 }

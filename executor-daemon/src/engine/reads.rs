@@ -14,10 +14,10 @@ use executor_proto::types::{OwnerId, ReadId, StreamDelta, StreamName, TaskOutput
 
 use crate::{
     ids::Caller,
-    journal::{self, ReadRange},
+    journal::{self, MAX_READS, ReadRange},
 };
 
-/// Owners whose latest read of a task is kept, so that it can be repeated. Only an ownerless task has more than one.
+/// Owners whose latest read of a task is kept whole, so that it can be repeated. Only an ownerless task has more than one.
 const MAX_ANSWERS: usize = 4;
 
 /// Both streams of a command, or something of each.
@@ -56,16 +56,20 @@ pub(super) enum Asked {
 pub(super) struct Reads {
     /// Where the next read begins.
     cursors: Both<u64>,
+    /// What was answered here, oldest first.
     answers: VecDeque<Answer>,
-    /// The latest read that a process before this one has answered: its reply may be lost.
-    before: Option<journal::Read>,
+    /// Reads of which the ranges alone are known, the latest first: a process before this one has answered them, or another
+    /// reader without a session has read on since. Their replies may be lost. With the answers at most [`MAX_READS`].
+    before: Vec<journal::Read>,
+    /// Whether the task has several readers, so that one who reads on says nothing of what another has had.
+    shared: bool,
 }
 
 /// What an owner's latest read was answered. Its bytes are kept, since the ring may have moved on when they are asked for again.
 #[derive(Debug)]
 struct Answer {
     owner: Option<OwnerId>,
-    read_id: ReadId,
+    read: journal::Read,
     output: TaskOutput,
 }
 
@@ -77,11 +81,12 @@ impl journal::Read {
 }
 
 impl Reads {
-    /// Of a task that a process before this one has started; `read`: the latest that was answered there.
-    pub(super) fn recalled(read: Option<journal::Read>) -> Self {
+    /// Of a task; `before`: the latest that a process before this one has answered, the latest first.
+    /// `shared`: it has no owner, so that anybody reads it.
+    pub(super) fn recalled(before: Vec<journal::Read>, shared: bool) -> Self {
         let cursors =
-            read.as_ref().map_or_else(Both::default, |read| Both { stdout: read.stdout.to, stderr: read.stderr.to });
-        Self { cursors, before: read, ..Self::default() }
+            before.first().map_or_else(Both::default, |read| Both { stdout: read.stdout.to, stderr: read.stderr.to });
+        Self { cursors, before, shared, ..Self::default() }
     }
 
     /// What is to be answered.
@@ -89,28 +94,26 @@ impl Reads {
         if let Some(output) = self.answered(caller, read_id) {
             return Asked::Answered(output.clone());
         }
-        // Whoever reads on has had that answer.
-        match self.before.take_if(|before| before.read_id != read_id.0) {
-            Some(_) => Asked::New(self.cursors),
-            None => self.before.clone().map_or(Asked::New(self.cursors), Asked::Before),
+        match self.before.iter().find(|before| before.read_id == read_id.0) {
+            Some(before) => Asked::Before(before.clone()),
+            None => Asked::New(self.cursors),
         }
     }
 
     /// Whether this read was answered already.
     pub(super) fn was_answered(&self, caller: &Caller, read_id: &ReadId) -> bool {
-        self.answered(caller, read_id).is_some()
-            || self.before.as_ref().is_some_and(|before| before.read_id == read_id.0)
+        self.answered(caller, read_id).is_some() || self.before.iter().any(|before| before.read_id == read_id.0)
     }
 
-    /// Answers a new read with what the streams have from its positions on. The record is to be written before the answer is
-    /// given.
+    /// Answers a new read with what the streams have from its positions on. The records are to be written before the answer is
+    /// given, in place of those before.
     pub(super) fn answer(
         &mut self,
         caller: &Caller,
         read_id: &ReadId,
         status: TaskStatus,
         deltas: Both<Delta>,
-    ) -> (journal::Read, TaskOutput) {
+    ) -> (Vec<journal::Read>, TaskOutput) {
         let Both { stdout: (stdout, stdout_next), stderr: (stderr, stderr_next) } = deltas;
         let range = |from, delta: &StreamDelta, to| ReadRange { from, shown_from: delta.start, to };
         let read = journal::Read {
@@ -121,19 +124,17 @@ impl Reads {
         };
         let output = TaskOutput { status, stdout, stderr };
         self.cursors = Both { stdout: stdout_next, stderr: stderr_next };
-        self.remember(caller, read_id, &output);
-        (read, output)
+        if !self.shared {
+            // Its one reader reads on, and so has had what came before.
+            self.before.clear();
+        }
+        self.remember(caller, read, &output);
+        (self.records(), output)
     }
 
     /// Gives the answer that a process before this one gave, as far as its bytes are among what the streams still have from its
     /// positions on.
-    pub(super) fn answer_again(
-        &mut self,
-        caller: &Caller,
-        read_id: &ReadId,
-        before: &journal::Read,
-        deltas: Both<Delta>,
-    ) -> TaskOutput {
+    pub(super) fn answer_again(&mut self, caller: &Caller, before: &journal::Read, deltas: Both<Delta>) -> TaskOutput {
         let up_to = |(delta, _next): Delta, range: &ReadRange| {
             let start = delta.start.min(range.to);
             let length = usize::try_from(range.to - start).unwrap_or(usize::MAX).min(delta.data.len());
@@ -147,21 +148,37 @@ impl Reads {
             stdout: up_to(deltas.stdout, &before.stdout),
             stderr: up_to(deltas.stderr, &before.stderr),
         };
-        self.remember(caller, read_id, &output);
+        self.remember(caller, before.clone(), &output);
         output
     }
 
     fn answered(&self, caller: &Caller, read_id: &ReadId) -> Option<&TaskOutput> {
-        let same = |answer: &&Answer| answer.owner == caller.owner && answer.read_id == *read_id;
+        let same = |answer: &&Answer| answer.owner == caller.owner && answer.read.read_id == read_id.0;
         self.answers.iter().find(same).map(|answer| &answer.output)
     }
 
-    fn remember(&mut self, caller: &Caller, read_id: &ReadId, output: &TaskOutput) {
-        self.answers.retain(|answer| answer.owner != caller.owner);
-        if self.answers.len() == MAX_ANSWERS {
-            self.answers.pop_front();
-        }
+    /// Keeps an answer. An owner's new one takes the place of its latest; of those who call for no session, who may be several,
+    /// the ranges of earlier ones are kept, and what the streams still have of them.
+    fn remember(&mut self, caller: &Caller, read: journal::Read, output: &TaskOutput) {
+        self.before.retain(|before| before.read_id != read.read_id);
         let owner = caller.owner.clone();
-        self.answers.push_back(Answer { owner, read_id: read_id.clone(), output: output.clone() });
+        let replaced = self.answers.iter().position(|answer| answer.owner == owner);
+        if let Some(replaced) = replaced.and_then(|at| self.answers.remove(at))
+            && owner.is_none()
+        {
+            self.before.insert(0, replaced.read);
+        }
+        if self.answers.len() == MAX_ANSWERS
+            && let Some(oldest) = self.answers.pop_front()
+        {
+            self.before.insert(0, oldest.read);
+        }
+        self.answers.push_back(Answer { owner, read, output: output.clone() });
+        self.before.truncate(MAX_READS - MAX_ANSWERS);
+    }
+
+    /// What is to be written down: the reads that may have to be repeated, the latest first.
+    fn records(&self) -> Vec<journal::Read> {
+        self.answers.iter().rev().map(|answer| &answer.read).chain(&self.before).cloned().collect()
     }
 }

@@ -154,9 +154,9 @@ pub(super) fn to_be_told(recorded: &RecordedStart, ended: &Ended) -> bool {
 fn bring_back(engine: &Inner, recorded: RecordedStart) {
     let (ended, seen) = end_of(&recorded, now_ms());
     let tell = to_be_told(&recorded, &ended);
-    let RecordedStart { number, world, start, started, read, .. } = recorded;
+    let RecordedStart { number, world, start, started, reads, .. } = recorded;
     let Some(started) = started else { return forget(engine, number, &start) };
-    let kept = kept_output(engine, &start, &started, (number, world, seen), read.as_ref());
+    let kept = kept_output(engine, &start, &started, (number, world, seen), reads.first());
     if !seen {
         tracing::warn!(id = started.id, exit = ?ended.exit, "its end was not seen");
         engine.journal.ended(number, &ended);
@@ -190,7 +190,7 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
         started_at_ms,
         number,
     };
-    let entry = Arc::new(Entry::recalled(facts, streams, state, read));
+    let entry = Arc::new(Entry::recalled(facts, streams, state, reads));
     if tell {
         engine.tell(&entry);
     }
@@ -288,7 +288,7 @@ mod tests {
             asked_to_end: Vec::new(),
             ended: None,
             told: false,
-            read: None,
+            reads: Vec::new(),
         }
     }
 

@@ -259,6 +259,12 @@ impl<E> Registry<E> {
         rows.filter(|row| row.owner.as_ref() == owner).map(|row| Arc::clone(&row.entry)).collect()
     }
 
+    /// The owners in a tenant of whom something is known.
+    pub(super) fn owners(&self, tenant: &TenantId) -> HashSet<Option<OwnerId>> {
+        let rows = self.tenants.get(tenant).into_iter().flat_map(|tenant| tenant.rows.values());
+        rows.map(|row| row.owner.clone()).collect()
+    }
+
     /// Takes no more starts; what is known, oldest first. A start that is under way learns of it from
     /// [`Registry::draining`] when it registers.
     pub(super) fn drain(&mut self) -> Vec<Arc<E>> {

@@ -26,6 +26,7 @@ use super::{
     reads::Both,
     registry::{Kind, Reservation, Reserved},
     task::Cause,
+    uids::UidLease,
 };
 use crate::{
     crash::Point,
@@ -50,6 +51,8 @@ pub(super) struct Start {
     prepared: Prepared,
     reservation: Reservation,
     permits: (CommandPermit, Option<TaskPermit>),
+    /// Held until the command is registered, or nothing of it is there.
+    _lease: Option<UidLease>,
 }
 
 /// What a start comes to.
@@ -81,12 +84,9 @@ impl Start {
         only_known: bool,
     ) -> Result<Admitted, ExecutorError> {
         check_name("key", &key.0)?;
-        let rules = engine.settings.rules(&caller.tenant);
-        let identity = usize::try_from(rules.identity).ok().and_then(|index| engine.keeper.identities().get(index));
-        let identity =
-            identity.ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        // Before anything is taken, and again when it is made ready.
+        spec.check()?;
         let command = digest(kind, &spec);
-        let prepared = Prepared::new(&engine.settings, &caller.tenant, rules, &engine.support, identity, spec)?;
         let reservation = loop {
             let reserved = engine.registry().reserve(caller, key, &command, only_known, now_ms())?;
             match reserved {
@@ -96,9 +96,14 @@ impl Start {
             }
         };
         // The key comes first, so that a retry needs no room beside the start that it attaches to.
-        match Self::permits(engine, kind, caller) {
-            Ok(permits) => {
-                let start = Self { kind, key: key.clone(), digest: command, prepared, reservation, permits };
+        let ready = Self::permits(engine, kind, caller).and_then(|permits| {
+            let (prepared, lease) = Self::prepare(engine, caller, spec)?;
+            Ok((permits, prepared, lease))
+        });
+        match ready {
+            Ok((permits, prepared, lease)) => {
+                let start =
+                    Self { kind, key: key.clone(), digest: command, prepared, reservation, permits, _lease: lease };
                 Ok(Admitted::New(Box::new(start)))
             }
             Err(error) => {
@@ -118,6 +123,31 @@ impl Start {
             Kind::Task => Some(engine.limits.task(caller)?),
         };
         Ok((engine.limits.command()?, task_permit))
+    }
+
+    /// Completes it with what holds for the tenant, and with who it runs as.
+    fn prepare(
+        engine: &Inner,
+        caller: &Caller,
+        spec: CommandSpec,
+    ) -> Result<(Prepared, Option<UidLease>), ExecutorError> {
+        let rules = engine.settings.rules(&caller.tenant);
+        let identity = usize::try_from(rules.identity).ok().and_then(|index| engine.keeper.identities().get(index));
+        let identity =
+            identity.ok_or_else(|| ExecutorError::Internal { problem: "the keeper names no identity".to_owned() })?;
+        let lease = match engine.uids.get(&caller.tenant) {
+            None => None,
+            Some(uids) => {
+                let lease = uids.take(caller.owner.as_ref(), || engine.registry().owners(&caller.tenant));
+                let lease = lease.map_err(|error| ExecutorError::Internal {
+                    problem: format!("who has which user could not be written down: {error}"),
+                })?;
+                let (what, limit) = ("users of this tenant".to_owned(), u64::from(identity.uids));
+                Some(lease.ok_or(ExecutorError::OverLimit { what, used: limit, limit })?)
+            }
+        };
+        let uid = lease.as_ref().map_or(identity.uid, UidLease::uid);
+        Ok((Prepared::new(&engine.settings, &caller.tenant, rules, &engine.support, (identity, uid), spec)?, lease))
     }
 
     /// Does it. Must not be dropped before it is done.

@@ -11,6 +11,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use super::uids::Uids;
 use crate::ids::TenantId;
 
 const INSTANCE_ID: &str = "instance-id";
@@ -54,6 +55,11 @@ impl StateDir {
         Counter::open(&self.path.join(counter_name(tenant, kind)))
     }
 
+    /// The users of a tenant's range.
+    pub(super) fn uids(&self, tenant: &TenantId, first: u32, count: u32) -> io::Result<Uids> {
+        Uids::open(&self.path.join(format!("uids-{}-{first}", file_name(tenant))), first, count)
+    }
+
     /// Whether the instance id of a directory, and the counters of these kinds of ids of a tenant, can be used as far as they
     /// are there. Another process may be using them; nothing is changed.
     pub(super) fn probe(path: &Path, tenant: &TenantId, kinds: &[&str]) -> io::Result<()> {
@@ -75,9 +81,12 @@ impl StateDir {
 
 /// The file of a counter.
 fn counter_name(tenant: &TenantId, kind: &str) -> String {
-    // A tenant's name is configuration and may hold anything; in hexadecimal it is a file name.
-    let name: String = tenant.0.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("{kind}-counter-{name}")
+    format!("{kind}-counter-{}", file_name(tenant))
+}
+
+/// A tenant's name is configuration and may hold anything; in hexadecimal it is a part of file names.
+fn file_name(tenant: &TenantId) -> String {
+    tenant.0.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Random letters that nobody can guess.

@@ -80,6 +80,10 @@ pub(super) struct State {
     alive: bool,
     /// What first asked for the end while the shell ran.
     ended_for: Option<Cause>,
+    /// All that have asked for it while the shell ran, in this order, each once.
+    asked_for: Vec<Cause>,
+    /// How many of them are written down.
+    written: usize,
     timed_out: bool,
     aborted: bool,
     end: End,
@@ -102,6 +106,8 @@ impl State {
             exit: None,
             alive: true,
             ended_for: None,
+            asked_for: Vec::new(),
+            written: 0,
             timed_out: false,
             aborted: false,
             end: End::Idle,
@@ -179,6 +185,9 @@ impl State {
         self.aborted |= cause == Cause::Abort;
         if self.phase == Phase::Running {
             self.ended_for.get_or_insert(cause);
+            if !self.asked_for.contains(&cause) {
+                self.asked_for.push(cause);
+            }
         }
         let number = self.ends_done + 1;
         match &mut self.end {
@@ -203,6 +212,19 @@ impl State {
             self.end = End::Active(std::mem::take(causes));
         }
         wanted
+    }
+
+    /// Whether somebody has asked for the end of which nothing is written down yet.
+    pub(super) fn has_unwritten(&self) -> bool {
+        self.written < self.asked_for.len()
+    }
+
+    /// Takes the causes that are not written down yet, in the order in which they came: from here on they are. Not only the
+    /// first counts: a run that timed out may have been aborted as well, and is told both.
+    pub(super) fn take_unwritten(&mut self) -> Vec<Cause> {
+        let causes = self.asked_for[self.written..].to_vec();
+        self.written = self.asked_for.len();
+        causes
     }
 
     /// The keeper has ended everything, or names what it could not end yet.
@@ -477,8 +499,13 @@ mod tests {
     fn an_abort_counts_during_the_grace_of_a_timeout_but_a_timer_not_during_an_abort() {
         let mut state = State::started();
         state.request(Cause::Timeout);
+        assert!(state.begin_end());
+        assert_eq!(state.take_unwritten(), [Cause::Timeout]);
         state.request(Cause::Abort);
-        assert!(state.timed_out() && state.aborted());
+        state.request(Cause::Abort);
+        assert!(state.timed_out() && state.aborted() && state.has_unwritten());
+        assert_eq!(state.take_unwritten(), [Cause::Abort]);
+        assert!(!state.has_unwritten());
 
         let mut state = State::started();
         state.request(Cause::Abort);

@@ -190,6 +190,9 @@ pub(crate) struct Ended {
     pub(crate) to_be_told: bool,
 }
 
+/// Answered reads that are kept of a task.
+pub(crate) const MAX_READS: usize = 8;
+
 /// One answered read of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Read {
@@ -273,8 +276,8 @@ pub(crate) struct RecordedStart {
     pub(crate) ended: Option<Ended>,
     /// Its completion was written.
     pub(crate) told: bool,
-    /// The latest read.
-    pub(crate) read: Option<Read>,
+    /// The latest reads, the latest first; at most [`MAX_READS`].
+    pub(crate) reads: Vec<Read>,
 }
 
 /// What a journal held when it was opened.

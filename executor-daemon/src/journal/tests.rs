@@ -123,7 +123,7 @@ fn apply(journal: &Journal, model: &mut Model, step: &Step) {
                 asked_to_end: Vec::new(),
                 ended: None,
                 told: false,
-                read: None,
+                reads: Vec::new(),
             });
         }
         Step::Completed(at, cap) => {
@@ -195,8 +195,10 @@ fn change(journal: &Journal, start: &mut RecordedStart, step: &Step) {
             start.ended = Some(ended());
         }
         _ => {
-            journal.read(number, &read_of(number.0));
-            start.read = Some(read_of(number.0));
+            let count = i64::try_from(start.reads.len()).unwrap();
+            start.reads.insert(0, read_of(number.0 + count));
+            start.reads.truncate(MAX_READS);
+            journal.read(number, &start.reads);
         }
     }
 }

@@ -30,7 +30,7 @@ use nix::{
 use super::{
     confine,
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
-    spawn::{self, Bounds, Descriptors, SharedPids, Stack},
+    spawn::{self, Descriptors, Limits, SharedPids, Stack},
     tree::{self, Reaped},
     wire::{self, Frame, Packet},
 };
@@ -72,6 +72,13 @@ pub(super) struct Context {
     pub(super) identities: Vec<Identity>,
     /// The limit on descriptors that commands get (soft, hard).
     pub(super) open_files: Option<(u64, u64)>,
+}
+
+impl Context {
+    /// The capabilities that any command may have, a bit for each.
+    fn capabilities(&self) -> u64 {
+        self.identities.iter().fold(0, |all, identity| all | identity.capabilities.unwrap_or(u64::MAX))
+    }
 }
 
 struct Helper<'a> {
@@ -117,6 +124,7 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, pids: &Sh
     nix::sys::prctl::set_pdeathsig(Signal::SIGCONT)?;
     default_dispositions();
     SigSet::all().thread_block()?;
+    spawn::bound_capabilities(context.capabilities());
     let mut ended = SigSet::empty();
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
@@ -259,13 +267,17 @@ impl Helper<'_> {
         let script = if spec.script { fds.next() } else { None };
         let identity = usize::try_from(spec.identity).ok().and_then(|index| self.context.identities.get(index));
         let Some(identity) = identity else { return failed((Stage::Identity, libc::EINVAL)) };
+        if !identity.has_uid(spec.uid) {
+            return failed((Stage::Identity, libc::EPERM));
+        }
         let descriptors = Descriptors { stdin, stdout, stderr, script };
         let confined = match confine::prepare(&spec.confinement) {
             Ok(confined) => confined,
             Err(failure) => return failed(failure),
         };
-        let bounds = Bounds { open_files: self.context.open_files, confined };
-        match spawn::start(&self.stack, self.pids, spec, identity, &descriptors, &bounds) {
+        let (open_files, capabilities) = (self.context.open_files, self.context.capabilities());
+        let limits = Limits { open_files, capabilities, confined };
+        match spawn::start(&self.stack, self.pids, spec, identity, &descriptors, &limits) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });
                 FromKeeper::Spawned { handle, pid: pid.unsigned_abs(), helper: self.name }

@@ -25,7 +25,7 @@ use std::{
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::protocol::{LeftShell, Verdict};
+use super::protocol::{Identity, LeftShell, Verdict};
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -103,7 +103,7 @@ struct Host {
 pub(super) struct Search {
     cases: Vec<Case>,
     /// Who commands run as.
-    users: Vec<u32>,
+    users: Vec<Identity>,
     host: Host,
     until: Instant,
     /// When the next pass is due.
@@ -124,7 +124,7 @@ struct Case {
 
 impl Search {
     /// Begins to end what is alive of these shells' sessions, of processes of these users; for about `limit`.
-    pub(super) fn new(shells: &[LeftShell], users: Vec<u32>, limit: Duration) -> Self {
+    pub(super) fn new(shells: &[LeftShell], users: Vec<Identity>, limit: Duration) -> Self {
         let host = Host { open: |pid| Ok(pidfd_open(pid, PidfdFlags::empty())?), numbers_are_unique };
         let now = Instant::now();
         Self { cases: shells.iter().filter_map(Case::new).collect(), users, host, until: now + limit, pass_at: now }
@@ -157,7 +157,7 @@ impl Case {
     }
 
     /// One look at the session and what follows from it.
-    fn step(&mut self, session: &[Seen], users: &[u32], host: Host) {
+    fn step(&mut self, session: &[Seen], users: &[Identity], host: Host) {
         // Whoever has the number now, in whatever session.
         let shell = look(self.shell);
         let others: Vec<Seen> = session.iter().filter(|seen| seen.pid != self.shell && !seen.zombie).copied().collect();
@@ -199,7 +199,7 @@ impl Case {
         }
     }
 
-    fn kill(&mut self, all: &[Seen], users: &[u32], host: Host) {
+    fn kill(&mut self, all: &[Seen], users: &[Identity], host: Host) {
         for seen in all {
             match signal(*seen, Signal::KILL, users, host) {
                 Ok(true) => {
@@ -240,7 +240,7 @@ fn pid_of(seen: Seen) -> u32 {
 
 /// Signals the process that was seen, if it is still the same one behind an open pidfd, and of one of these users. False: it
 /// is gone.
-fn signal(seen: Seen, signal: Signal, users: &[u32], host: Host) -> Result<bool, String> {
+fn signal(seen: Seen, signal: Signal, users: &[Identity], host: Host) -> Result<bool, String> {
     let Some(pid) = Pid::from_raw(seen.pid).filter(|pid| seen.pid > 1 && *pid != getpid()) else {
         return Err(format!("pid {} is never signalled", seen.pid));
     };
@@ -256,7 +256,7 @@ fn signal(seen: Seen, signal: Signal, users: &[u32], host: Host) -> Result<bool,
         return Ok(false);
     }
     match user {
-        Some(user) if users.contains(&user) => {}
+        Some(user) if users.iter().any(|one| one.has_uid(user)) => {}
         Some(user) => return Err(format!("pid {} is of uid {user}, as which no command runs", seen.pid)),
         None => return Err(format!("it cannot be told whose pid {} is", seen.pid)),
     }
@@ -298,8 +298,18 @@ mod tests {
         LeftShell { number, pid, started }
     }
 
-    fn own_user() -> Vec<u32> {
-        vec![nix::unistd::getuid().as_raw()]
+    fn own_user() -> Vec<Identity> {
+        vec![Identity {
+            name: String::new(),
+            uid: nix::unistd::getuid().as_raw(),
+            uids: 1,
+            gid: 0,
+            groups: Vec::new(),
+            home: "/".into(),
+            change: false,
+            capabilities: None,
+            allow_setuid: true,
+        }]
     }
 
     fn end(shells: &[LeftShell]) -> Vec<(i64, Verdict)> {
@@ -373,7 +383,7 @@ mod tests {
         assert!(why.contains("could not be opened"), "{why}");
         assert!(runs(pid));
         // Of somebody as whom no command runs.
-        let others = own_user().into_iter().map(|user| user + 1).collect();
+        let others = own_user().into_iter().map(|user| Identity { uid: user.uid + 1, uids: 9, ..user }).collect();
         let verdicts = end_by(Search::new(&[left(1, pid, start_time(pid))], others, LIMIT));
         let [(_, Verdict::Unverified { pids, why })] = &verdicts[..] else { panic!("{verdicts:?}") };
         assert_eq!(&pids[..], [pid]);

@@ -15,12 +15,16 @@ use executor_proto::{
     error::SpawnStage,
     types::{SandboxMode, StreamName},
 };
+use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ProcessHandle;
 
 /// Version of the messages below.
 pub const VERSION: u32 = 5;
+
+/// The answer at [`Stage::Chdir`] for a workdir outside of its roots. No kernel gives it there.
+pub const OUTSIDE_ROOTS: i32 = libc::EXDEV;
 
 /// Who commands may run as. The keeper knows a fixed list, read at start, and takes no other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +55,23 @@ impl Identity {
     pub fn has_uid(&self, uid: u32) -> bool {
         (u64::from(self.uid)..u64::from(self.uid) + u64::from(self.uids)).contains(&u64::from(uid))
     }
+
+    /// What its commands have, or can come to, beyond what their user may, as the end of a sentence about them. `None`: nothing.
+    #[must_use]
+    pub fn gains(&self) -> Option<String> {
+        let held = self.capabilities.unwrap_or(0);
+        let names = CapabilitySet::all().iter_names().filter(|(_, one)| held & one.bits() == one.bits());
+        let names: Vec<_> = names.map(|(name, _)| format!("CAP_{name}")).collect();
+        let setuid = self.change && self.allow_setuid;
+        match (names.is_empty(), setuid) {
+            (true, false) => None,
+            (true, true) => Some("can gain privileges by programs such as sudo".to_owned()),
+            (false, false) => Some(format!("have {}", names.join(", "))),
+            (false, true) => {
+                Some(format!("have {} and can gain privileges by programs such as sudo", names.join(", ")))
+            }
+        }
+    }
 }
 
 /// A command as the keeper starts it.
@@ -58,6 +79,8 @@ impl Identity {
 pub struct SpawnSpec {
     /// Index into [`FromKeeper::Hello`]'s identities.
     pub identity: u32,
+    /// One of that identity's users.
+    pub uid: u32,
     /// Paths to try in order, as `execvp` does with `PATH`: absolute or relative to `workdir`.
     pub programs: Vec<Vec<u8>>,
     /// Arguments, the name of the program first.
@@ -66,6 +89,9 @@ pub struct SpawnSpec {
     pub environment: Vec<Vec<u8>>,
     /// Absolute.
     pub workdir: Vec<u8>,
+    /// Absolute paths without symbolic links: the workdir must be one of them or lie below one, as the command itself finds it
+    /// when it has gone there. Empty: it may be anywhere.
+    pub workdir_roots: Vec<Vec<u8>>,
     /// Whether a descriptor for the command's stdin is passed; else it is `/dev/null`.
     pub stdin: bool,
     /// Whether a descriptor is passed that becomes the command's descriptor 3 (a script too long for an argument).

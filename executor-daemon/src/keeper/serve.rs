@@ -33,6 +33,7 @@ use super::{
     spill::Spills,
     tree, wire,
 };
+use crate::crash::Point;
 
 /// The exit code for our own failures.
 const FAILED: u8 = 125;
@@ -105,9 +106,13 @@ impl Daemon {
             drain_limit,
             unprotected,
         } = options;
-        let Some(default) = identities.first() else { return Err(io::Error::other("no identity to run commands as")) };
+        if identities.is_empty() {
+            return Err(io::Error::other("no identity to run commands as"));
+        }
         let server = server_user.map(|user| format!(", the server as uid {}", user.uid)).unwrap_or_default();
-        let run_as = format!("commands run as {} (uid {}){server}", default.name, default.uid);
+        let mut users: Vec<_> = identities.iter().map(user).collect();
+        users.dedup();
+        let run_as = format!("commands run as {}{server}", users.join(", "));
         let listening: Vec<_> = listeners.into_iter().map(listen::open).collect::<io::Result<_>>()?;
         let spills = Spills::open(&spill_dir, &identities).map_err(|error| {
             io::Error::new(error.kind(), format!("spill directory {}: {error}", spill_dir.display()))
@@ -172,6 +177,7 @@ impl Daemon {
                     // After the rest of what is known by now: a server that has ended is not waited for, nor killed.
                     Notice::Signal(signal) => stop = Some(signal),
                     Notice::Standby => {
+                        Point::StandbyHeard.pass();
                         self.standby = true;
                         // Nothing of what runs is its alone: the other one takes over all of it.
                         kill(unreaped(self.desk.server));
@@ -301,6 +307,7 @@ impl Daemon {
     }
 
     fn say_ready(&mut self) {
+        Point::ReadyHeard.pass();
         self.was_ready = true;
         self.program.keep();
         if let Some(settings) = self.newer_settings.take() {
@@ -383,6 +390,14 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+}
+
+/// An identity, for people.
+fn user(identity: &super::protocol::Identity) -> String {
+    match identity.uids {
+        1 => format!("{} (uid {})", identity.name, identity.uid),
+        _ => format!("uids {}", identity.name),
     }
 }
 

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "clone with shared memory and raw system calls in the child")]
 
 use std::{
-    ffi::{CString, c_char, c_int, c_long, c_void},
+    ffi::{CString, c_char, c_int, c_long, c_uint, c_ulong, c_void},
     io,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
@@ -18,7 +18,7 @@ use seccompiler::BpfProgram;
 
 use super::{
     confine::Confined,
-    protocol::{Identity, SpawnSpec, Stage},
+    protocol::{Identity, OUTSIDE_ROOTS, SpawnSpec, Stage},
 };
 
 /// Bytes of the child's stack. It holds a few frames of system calls; only touched pages cost memory.
@@ -133,15 +133,6 @@ pub(super) struct Descriptors {
     pub(super) script: Option<OwnedFd>,
 }
 
-/// What a command gets less of than its helper has.
-#[derive(Debug)]
-pub(super) struct Bounds {
-    /// The limit on descriptors (soft, hard); `None`: the helper's own.
-    pub(super) open_files: Option<(u64, u64)>,
-    /// What it is refused.
-    pub(super) confined: Confined,
-}
-
 /// Strings for the kernel: the texts, and the null-terminated list of their addresses.
 struct Strings {
     _texts: Vec<CString>,
@@ -160,6 +151,29 @@ fn text(bytes: Vec<u8>) -> Result<CString, Failure> {
     CString::new(bytes).map_err(|_nul_inside| (Stage::Prepare, libc::EINVAL))
 }
 
+/// What a command gets less of than its helper has.
+#[derive(Debug)]
+pub(super) struct Limits {
+    /// The limit on descriptors that it gets (soft, hard); `None`: the helper's own.
+    pub(super) open_files: Option<(u64, u64)>,
+    /// The capabilities that [`bound_capabilities`] has left.
+    pub(super) capabilities: u64,
+    /// What it is refused.
+    pub(super) confined: Confined,
+}
+
+/// Gives up, for whatever this process starts, the capabilities that no command may have. What it has itself it keeps: it
+/// executes nothing. Without the right to do so nothing happens; see [`give_up_capabilities`].
+pub(super) fn bound_capabilities(kept: u64) {
+    for capability in (0..u64::BITS).filter(|capability| kept >> capability & 1 == 0) {
+        // SAFETY: integers only.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, c_ulong::from(capability), UNUSED, UNUSED, UNUSED) } < 0 {
+            // Above the kernel's last, or not permitted.
+            break;
+        }
+    }
+}
+
 /// What the child reads, and where it leaves the reason of a failure.
 struct Setup {
     stdin: RawFd,
@@ -171,7 +185,12 @@ struct Setup {
     filters: *const libc::sock_fprog,
     filter_count: usize,
     identity: Option<ChildIdentity>,
+    /// Those that it keeps, and those that a command of the helper could have. `None`: it keeps what the helper has.
+    capabilities: Option<(u64, u64)>,
+    no_new_privileges: bool,
     workdir: *const c_char,
+    roots: *const Vec<u8>,
+    root_count: usize,
     programs: *const *const c_char,
     arguments: *const *const c_char,
     environment: *const *const c_char,
@@ -185,12 +204,16 @@ struct ChildIdentity {
     group_count: usize,
 }
 
-/// No failure.
-const DONE: Failure = (Stage::Sandbox, 0);
+/// Arguments of `prctl`, which looks at all of their bits.
+const ON: c_ulong = 1;
+const UNUSED: c_ulong = 0;
+
 /// No descriptor.
 const NONE: RawFd = -1;
 
 /// Starts a command; returns its pid when it has been executed. It leads a session and a group of its own.
+///
+/// `spec` names a user that `identity` has.
 ///
 /// # Errors
 /// The stage that failed and the kernel's answer; no process is left then.
@@ -200,9 +223,9 @@ pub(super) fn start(
     spec: SpawnSpec,
     identity: &Identity,
     descriptors: &Descriptors,
-    bounds: &Bounds,
+    limits: &Limits,
 ) -> Result<i32, Failure> {
-    let filters: Vec<_> = bounds.confined.filters.iter().map(filter).collect::<Result<_, _>>()?;
+    let filters: Vec<_> = limits.confined.filters.iter().map(filter).collect::<Result<_, _>>()?;
     let (programs, arguments) = (Strings::new(spec.programs)?, Strings::new(spec.arguments)?);
     let (environment, workdir) = (Strings::new(spec.environment)?, text(spec.workdir)?);
     let mut setup = Setup {
@@ -210,17 +233,21 @@ pub(super) fn start(
         stdout: descriptors.stdout.as_raw_fd(),
         stderr: descriptors.stderr.as_raw_fd(),
         script: descriptors.script.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
-        ruleset: bounds.confined.ruleset.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
+        ruleset: limits.confined.ruleset.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
         filters: filters.as_ptr(),
         filter_count: filters.len(),
-        open_files: bounds.open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
+        open_files: limits.open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
         identity: identity.change.then_some(ChildIdentity {
-            uid: identity.uid,
+            uid: spec.uid,
             gid: identity.gid,
             groups: identity.groups.as_ptr(),
             group_count: identity.groups.len(),
         }),
+        capabilities: identity.capabilities.map(|kept| (kept, limits.capabilities)),
+        no_new_privileges: !identity.allow_setuid,
         workdir: workdir.as_ptr(),
+        roots: spec.workdir_roots.as_ptr(),
+        root_count: spec.workdir_roots.len(),
         programs: programs.addresses.as_ptr(),
         arguments: arguments.addresses.as_ptr(),
         environment: environment.addresses.as_ptr(),
@@ -300,7 +327,7 @@ unsafe fn become_command(setup: &Setup) -> Failure {
             call!(Stage::Descriptors, libc::SYS_dup3, setup.script, 3, 0);
             first_unused = 4;
         }
-        if let Some(failure) = confine(setup) {
+        if let Err(failure) = confine(setup) {
             return failure;
         }
         // A net only: every descriptor here is closed on exec anyway, so a kernel without the call does no harm.
@@ -309,12 +336,40 @@ unsafe fn become_command(setup: &Setup) -> Failure {
             let no_old = ptr::null::<c_void>();
             call!(Stage::Limits, libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::from_ref(limit), no_old);
         }
+        if let Some((kept, possible)) = setup.capabilities {
+            // Without effect where there is nothing to keep, or nobody to become.
+            call!(
+                Stage::Identity,
+                libc::SYS_prctl,
+                libc::PR_SET_KEEPCAPS,
+                c_ulong::from(kept != 0),
+                UNUSED,
+                UNUSED,
+                UNUSED
+            );
+            if let Err(failure) = bound(setup, possible & !kept) {
+                return failure;
+            }
+        }
         if let Some(ChildIdentity { uid, gid, groups, group_count }) = setup.identity {
             call!(Stage::Identity, libc::SYS_setgroups, group_count, groups);
             call!(Stage::Identity, libc::SYS_setresgid, gid, gid, gid);
             call!(Stage::Identity, libc::SYS_setresuid, uid, uid, uid);
         }
+        if let Some((kept, _)) = setup.capabilities
+            && let Err(failure) = keep_capabilities(kept)
+        {
+            return failure;
+        }
+        if setup.no_new_privileges {
+            call!(Stage::Identity, libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED);
+        }
         call!(Stage::Chdir, libc::SYS_chdir, setup.workdir);
+        if setup.root_count > 0
+            && let Err(failure) = check_workdir(setup)
+        {
+            return failure;
+        }
         let (no_signals, no_old) = (0_u64, ptr::null::<c_void>());
         let (mask, bytes) = (ptr::from_ref(&no_signals), size_of::<u64>());
         call!(Stage::Limits, libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, mask, no_old, bytes);
@@ -325,28 +380,113 @@ unsafe fn become_command(setup: &Setup) -> Failure {
 /// Gives up what the command is refused, for good: nothing that it executes gets it back.
 ///
 /// SAFETY: as [`become_command`].
-unsafe fn confine(setup: &Setup) -> Option<Failure> {
-    /// `call!` returns the failure itself.
-    unsafe fn calls(setup: &Setup) -> Failure {
-        // SAFETY: integers, and filters that live as long as `setup`.
-        unsafe {
-            call!(Stage::Sandbox, libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            if setup.ruleset != NONE {
-                call!(Stage::Sandbox, libc::SYS_landlock_restrict_self, setup.ruleset, 0);
-            }
-            for n in 0..setup.filter_count {
-                let filter = setup.filters.add(n);
-                call!(Stage::Sandbox, libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, filter);
+unsafe fn confine(setup: &Setup) -> Result<(), Failure> {
+    if setup.ruleset == NONE && setup.filter_count == 0 {
+        return Ok(());
+    }
+    // SAFETY: integers, and filters that live as long as `setup`.
+    unsafe {
+        let done = |result: c_long| if result < 0 { Err((Stage::Sandbox, *libc::__errno_location())) } else { Ok(()) };
+        done(libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED))?;
+        if setup.ruleset != NONE {
+            done(libc::syscall(libc::SYS_landlock_restrict_self, setup.ruleset, 0))?;
+        }
+        for n in 0..setup.filter_count {
+            let filter = setup.filters.add(n);
+            done(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, filter))?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives up capabilities that a program could bring back: those that an executed file, or being root, would give.
+///
+/// SAFETY: as [`become_command`].
+unsafe fn bound(setup: &Setup, given_up: u64) -> Result<(), Failure> {
+    for capability in 0..u64::BITS {
+        if given_up >> capability & 1 == 0 {
+            continue;
+        }
+        // SAFETY: integers only.
+        if unsafe {
+            libc::syscall(libc::SYS_prctl, libc::PR_CAPBSET_DROP, c_ulong::from(capability), UNUSED, UNUSED, UNUSED)
+        } < 0
+        {
+            // SAFETY: this thread's own.
+            match unsafe { *libc::__errno_location() } {
+                // The kernel has no more.
+                libc::EINVAL => return Ok(()),
+                // A daemon without CAP_SETPCAP. No program can bring them back all the same where none can give privileges, but
+                // to be root.
+                libc::EPERM if setup.no_new_privileges && setup.identity.as_ref().is_some_and(|one| one.uid != 0) => {
+                    return Ok(());
+                }
+                errno => return Err((Stage::Identity, errno)),
             }
         }
-        DONE
     }
-    if setup.ruleset == NONE && setup.filter_count == 0 {
-        return None;
+    Ok(())
+}
+
+/// Has these capabilities and no other, in every set but the one of [`bound`].
+///
+/// SAFETY: as [`become_command`].
+unsafe fn keep_capabilities(kept: u64) -> Result<(), Failure> {
+    /// `_LINUX_CAPABILITY_VERSION_3`, and this process.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    /// `PR_CAP_AMBIENT_RAISE`.
+    const RAISE: c_ulong = 2;
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    let (low, high) = (kept as c_uint, (kept >> 32) as c_uint);
+    // Effective, permitted, inheritable; twice.
+    let data = [low, low, low, high, high, high];
+    // SAFETY: the kernel's two structures, alive through the call; integers.
+    unsafe {
+        if libc::syscall(libc::SYS_capset, HEADER.as_ptr(), data.as_ptr()) < 0 {
+            return Err((Stage::Identity, *libc::__errno_location()));
+        }
+        for capability in 0..u64::BITS {
+            if kept >> capability & 1 == 1
+                && libc::syscall(
+                    libc::SYS_prctl,
+                    libc::PR_CAP_AMBIENT,
+                    RAISE,
+                    c_ulong::from(capability),
+                    UNUSED,
+                    UNUSED,
+                ) < 0
+            {
+                return Err((Stage::Identity, *libc::__errno_location()));
+            }
+        }
     }
-    // SAFETY: as above.
-    let failure = unsafe { calls(setup) };
-    (failure != DONE).then_some(failure)
+    Ok(())
+}
+
+/// Whether the directory that was gone to lies where it may. The kernel says where that is: what its path was made of does not
+/// matter any more, and it cannot be exchanged.
+///
+/// SAFETY: as [`become_command`].
+unsafe fn check_workdir(setup: &Setup) -> Result<(), Failure> {
+    /// `PATH_MAX`.
+    const MAX_PATH_BYTES: usize = 4096;
+
+    let mut path = [0_u8; MAX_PATH_BYTES];
+    // SAFETY: a buffer of that length; the roots live as long as `setup`.
+    let (length, roots) = unsafe {
+        let length = libc::syscall(libc::SYS_getcwd, path.as_mut_ptr(), path.len());
+        if length < 1 {
+            return Err((Stage::Chdir, *libc::__errno_location()));
+        }
+        (usize::try_from(length).unwrap_or(0), std::slice::from_raw_parts(setup.roots, setup.root_count))
+    };
+    // It ends with a NUL, and what cannot be reached from the root directory does not begin with a slash.
+    let here = path.get(..length.saturating_sub(1)).unwrap_or_default();
+    let below = |root: &[u8]| match here.strip_prefix(root) {
+        Some(rest) => rest.is_empty() || rest.first() == Some(&b'/') || root == b"/",
+        None => false,
+    };
+    if roots.iter().any(|root| below(root)) { Ok(()) } else { Err((Stage::Chdir, OUTSIDE_ROOTS)) }
 }
 
 /// Tries the candidates in order, as `execvp` does: one that is missing is passed over, one that may not be executed is

@@ -66,10 +66,12 @@ fn spec(command: &str) -> SpawnSpec {
     let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin".to_owned());
     SpawnSpec {
         identity: 0,
+        uid: nix::unistd::geteuid().as_raw(),
         programs: path.split(':').map(|directory| format!("{directory}/bash").into_bytes()).collect(),
         arguments: ["bash", "-c", command].map(|argument| argument.as_bytes().to_vec()).to_vec(),
         environment: vec![format!("PATH={path}").into_bytes()],
         workdir: b"/".to_vec(),
+        workdir_roots: Vec::new(),
         stdin: false,
         script: false,
         confinement: Confinement::default(),

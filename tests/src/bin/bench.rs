@@ -1,5 +1,6 @@
 //! Prints what a command costs through the daemon over a bare spawn, and what a flood leaves in the daemon's memory.
 //!
+//! With an endpoint: what a command costs on that daemon over a bare spawn here, which is best in its own container.
 //! Prints only: what is fast enough is decided by people who know the machine. Run it in a release build.
 
 use std::{
@@ -11,9 +12,10 @@ use std::{
 use anyhow::Context;
 use clap::Parser;
 use executor_proto::types::CommandSpec;
-use executor_tests::{Backend, Setup, World, block_on};
+use executor_tests::{Backend, Elsewhere, Setup, World, block_on};
 
-/// Measures a whole call over a Unix socket against a bare spawn, in interleaved pairs, and the memory after 1 GiB of output.
+/// Measures a whole call over a Unix socket against a bare spawn, in interleaved pairs, and the memory after 1 GiB of output;
+/// with an endpoint, a whole call on the daemon there.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Pairs to measure.
@@ -22,15 +24,22 @@ struct Arguments {
     /// Bytes of output of one run.
     #[arg(long, default_value_t = 1 << 30)]
     flood: u64,
+    #[command(flatten)]
+    daemon: Elsewhere,
 }
 
 fn main() -> anyhow::Result<()> {
     executor_daemon::keeper::enter_if_asked();
     let arguments = Arguments::parse();
     let body = async move {
+        if let Some(endpoint) = &arguments.daemon.endpoint {
+            let world = World::connect(endpoint, arguments.daemon.access()?, &std::env::temp_dir()).await?;
+            spawns(&world, endpoint, arguments.pairs).await?;
+            return world.finish().await;
+        }
         let setup = Setup { timeout_ms: 600_000.0, max_timeout_ms: 600_000.0, ..Setup::default() };
         let world = World::start(Backend::Unix, setup).await?;
-        spawns(&world, arguments.pairs).await?;
+        spawns(&world, "the socket", arguments.pairs).await?;
         flood(&world, arguments.flood).await?;
         world.finish().await
     };
@@ -38,7 +47,7 @@ fn main() -> anyhow::Result<()> {
     block_on(async { tokio::spawn(body).await.context("the task of the calls")? })
 }
 
-async fn spawns(world: &World, pairs: usize) -> anyhow::Result<()> {
+async fn spawns(world: &World, way: &str, pairs: usize) -> anyhow::Result<()> {
     const WARM_UP: usize = 20;
     let spec = CommandSpec { command: "true".into(), ..CommandSpec::default() };
     let (mut through, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -63,7 +72,7 @@ async fn spawns(world: &World, pairs: usize) -> anyhow::Result<()> {
     ratios.sort_by(f64::total_cmp);
     let (through, bare) = (median(through), median(bare));
     print(&format!(
-        "true: {through:?} over the socket, {bare:?} by a bare spawn (medians of {pairs} interleaved pairs); \
+        "true: {through:?} over {way}, {bare:?} by a bare spawn (medians of {pairs} interleaved pairs); \
          ratio of medians {:.3}, median of ratios {:.3}\n",
         through.as_secs_f64() / bare.as_secs_f64(),
         ratios[ratios.len() / 2],

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use executor_tests::{
-    Backend, World, block_on,
+    Backend, Elsewhere, World, block_on,
     faults::Plan,
     scenario::{self, Faults, Played, Scenario},
 };
@@ -39,12 +39,9 @@ struct Arguments {
     /// How many are played at the same time.
     #[arg(long, value_name = "N", default_value_t = 4)]
     jobs: usize,
-    /// With `connect`: `unix:PATH` or `http://HOST:PORT`.
-    #[arg(long, required_if_eq("backend", "connect"))]
-    endpoint: Option<String>,
-    /// With `connect`: the file with the token.
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    /// With `connect`.
+    #[command(flatten)]
+    daemon: Elsewhere,
     /// With `connect`: the directory that is `${TMP}`, shared with the daemon under the same path.
     #[arg(long, value_name = "DIR", required_if_eq("backend", "connect"))]
     tmp: Option<PathBuf>,
@@ -118,9 +115,9 @@ async fn play(arguments: Arguments) -> anyhow::Result<bool> {
 
 /// Plays a scenario on a daemon that is already running with its configuration.
 async fn play_there(scenario: &Scenario, arguments: &Arguments) -> anyhow::Result<Played> {
-    let endpoint = arguments.endpoint.as_deref().context("--endpoint is missing")?;
+    let endpoint = arguments.daemon.endpoint.as_deref().context("--endpoint is missing")?;
     let tmp = arguments.tmp.as_deref().context("--tmp is missing")?;
-    let mut world = World::connect(endpoint, arguments.token_file.as_deref(), tmp).await?;
+    let mut world = World::connect(endpoint, arguments.daemon.access()?, tmp).await?;
     let played = scenario::play_in(scenario, &mut world).await?;
     world.finish().await?;
     Ok(played)

@@ -1,6 +1,6 @@
 //! Reads the frames of HTTP/2 as they pass: where calls begin and end, how large frames and messages are.
 //!
-//! It looks and changes nothing. Padding and frames of header blocks that are continued do not occur between the two ends
+//! It looks and changes nothing; [`go_away`] is for a connection's other end. Padding and frames of header blocks that are continued do not occur between the two ends
 //! that are tested here; a direction that does not begin as HTTP/2 does is not looked at any further.
 
 use std::collections::HashMap;
@@ -130,6 +130,11 @@ impl Frames {
         }
     }
 
+    /// Whether another frame may be put in here: the last byte was the last of one, and it was not the first of all.
+    pub(super) fn between(&self) -> bool {
+        matches!(self.at, At::Head { seen: 0, first: false, .. })
+    }
+
     fn begin(&mut self, head: [u8; HEAD_BYTES], event: &mut impl FnMut(Event)) {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let (kind, flags) = (head[3], head[4]);
@@ -191,10 +196,16 @@ impl Messages {
     }
 }
 
-/// A frame, for tests that make their own.
-#[cfg(test)]
+/// The frame in which a server says, without an error, that it takes no more calls on this connection, and that it has seen none
+/// above this stream.
+pub(super) fn go_away(last: u32) -> Vec<u8> {
+    const NO_ERROR: u32 = 0;
+    frame(GOAWAY, 0, 0, &[last.to_be_bytes(), NO_ERROR.to_be_bytes()].concat())
+}
+
+/// A frame.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).expect("tests make small frames").to_be_bytes();
+    let length = u32::try_from(payload.len()).expect("frames made here are small").to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
     frame.extend(stream.to_be_bytes());
     frame.extend(payload);

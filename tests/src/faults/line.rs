@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use super::{
-    Shared,
-    frames::{Event, Frames},
+    Away, Shared,
+    frames::{self, Event, Frames},
     plan::Direction,
     socket::Socket,
 };
@@ -48,14 +48,16 @@ pub(super) struct Line {
     losing: AtomicU32,
     /// By when a reply that is being lost must have come.
     lost_by: watch::Sender<Option<Instant>>,
+    /// The stream of the newest call; 0: none.
+    newest: AtomicU32,
     /// When a call moved last.
     moved: Mutex<Instant>,
 }
 
 impl Line {
     pub(super) fn new(shared: Arc<Shared>, number: u64, client: Socket, daemon: Socket) -> Self {
-        let (losing, lost_by) = (AtomicU32::new(0), watch::Sender::new(None));
-        Self { shared, number, client, daemon, losing, lost_by, moved: Mutex::new(Instant::now()) }
+        let (losing, newest, lost_by) = (AtomicU32::new(0), AtomicU32::new(0), watch::Sender::new(None));
+        Self { shared, number, client, daemon, losing, lost_by, newest, moved: Mutex::new(Instant::now()) }
     }
 
     /// Carries bytes until both sides have ended, one is gone, or a fault cuts it.
@@ -114,6 +116,17 @@ impl Line {
         }
     }
 
+    /// Waits for the order to send the client away; the last stream that is said to have been seen.
+    async fn sent_away(&self) -> u32 {
+        let mut orders = self.shared.orders.subscribe();
+        match orders.wait_for(|orders| self.number < orders.away_below).await.map(|orders| orders.away) {
+            Ok(Away::AfterTheseCalls) => self.newest.load(Ordering::Acquire),
+            Ok(Away::AsIfNothingWasSeen) => 0,
+            // As above.
+            Err(_gone) => std::future::pending().await,
+        }
+    }
+
     async fn pump(&self, direction: Direction) -> Result<(), Over> {
         let (from, to, mut frames) = match direction {
             Direction::ToDaemon => (&self.client, &self.daemon, Frames::of_client()),
@@ -121,6 +134,7 @@ impl Line {
         };
         let mut buffer = vec![0; CHUNK_BYTES];
         let mut passed = 0_u64;
+        let mut away = false;
         loop {
             let rate = self.shared.plan().client_bytes_per_second.filter(|_| direction == Direction::ToClient);
             let most = rate.map_or(CHUNK_BYTES, |rate| {
@@ -130,6 +144,12 @@ impl Line {
             let read = tokio::select! {
                 biased;
                 () = self.halted() => std::future::pending().await,
+                last = self.sent_away(), if direction == Direction::ToClient && !away && frames.between() => {
+                    away = true;
+                    to.write_all(&frames::go_away(last)).await.map_err(|_gone| Over::Gone)?;
+                    self.shared.see(|seen| seen.goaways += 1);
+                    continue;
+                }
                 read = from.read(&mut buffer[..most]) => read.map_err(|_gone| Over::Gone)?,
             };
             if read == 0 {
@@ -180,6 +200,7 @@ impl Line {
         match direction {
             Direction::ToDaemon => {
                 if begins {
+                    self.newest.fetch_max(stream, Ordering::AcqRel);
                     let mut calls = 0;
                     self.shared.see(|seen| {
                         seen.calls += 1;

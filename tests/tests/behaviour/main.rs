@@ -6,6 +6,7 @@ mod descriptors;
 mod ending;
 mod exits;
 mod fence;
+mod finding;
 mod floods;
 mod long_commands;
 mod model_text;

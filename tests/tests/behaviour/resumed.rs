@@ -4,21 +4,26 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use executor_proto::types::{CommandSpec, Exit, OwnerId, RunResult, StreamChunk, StreamName, TaskStatus};
 use executor_tests::{Backend, Stopwatch, World, on_backend, wait_for};
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     sync::watch,
 };
 use tokio_util::sync::CancellationToken;
-use tool_client::executor::{
-    Executor, ExecutorError, OutputSink,
-    connect::Endpoint,
-    remote::{Deadlines, RemoteExecutor},
+use tool_client::{
+    executor::{
+        Executor, ExecutorError, OutputSink,
+        connect::Endpoint,
+        remote::{Deadlines, RemoteExecutor},
+    },
+    tools::{Abort, Tools},
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -267,6 +272,47 @@ async fn o01_a_start_whose_reply_is_lost_happens_once(world: &World) {
     };
     let (result, ()) = tokio::join!(run(&client, spec(world, "echo x >> f; exit 3")), back);
     assert_eq!((result.exit, lines(&f)), (Exit::Code(3), 4));
+}
+
+on_backend!(Backend::Unix, o02_no_way_to_start_a_command_starts_it_twice);
+async fn o02_no_way_to_start_a_command_starts_it_twice(world: &World) {
+    let wire = Wire::before(world);
+    let f = world.tmp().join("f");
+    let abort = CancellationToken::new();
+    let arguments = |background: bool| {
+        let command = format!("cd {}; echo x >> f", world.tmp().display());
+        json!({"command": command, "description": "mark", "run_in_background": background}).to_string()
+    };
+    for way in ["run", "run with output", "start", "bash", "bash in the background"] {
+        let _ = std::fs::remove_file(&f);
+        // A new connection each time, so that nothing but the start is lost.
+        let client: Arc<dyn Executor> = Arc::new(wire.client());
+        wire.set(Mode::LoseAnswers);
+        let start = async {
+            let (command, mut sink) = (spec(world, "echo x >> f"), Collected::default());
+            let tools = Tools::new(Arc::clone(&client));
+            match way {
+                "run" => client.run(None, command, &abort, None).await.map(drop).expect("it runs"),
+                "run with output" => {
+                    client.run(None, command, &abort, Some(&mut sink)).await.map(drop).expect("it runs")
+                }
+                "start" => client.start_task(None, command).await.map(drop).expect("it starts"),
+                _ => {
+                    let text = tools.call(None, "bash", &arguments(way != "bash"), &Abort::default()).await;
+                    assert!(!text.is_error, "{way}: {text:?}");
+                }
+            }
+        };
+        let back = async {
+            wait_for("it has run", SOON, || lines(&f) == 1).await;
+            wire.cut();
+        };
+        tokio::join!(start, back);
+        assert_eq!(lines(&f), 1, "{way}");
+    }
+    // Whatever was started twice has run by now.
+    run(&wire.client(), spec(world, "true")).await;
+    assert_eq!(lines(&f), 1);
 }
 
 on_backend!(Backend::Unix, b15_a_dropped_run_is_ended);

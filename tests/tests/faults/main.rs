@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod connections;
+mod goaway;
 mod model_text;
 mod notices;
 mod sizes;

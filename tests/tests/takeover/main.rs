@@ -252,3 +252,24 @@ fn a_server_is_replaced_on_request_with_tasks_running() {
         assert_counts(&id, &String::from_utf8(bytes).expect("text"));
     });
 }
+
+#[test]
+fn o07_seven_of_seven_are_taken_over() {
+    const TASKS: usize = 7;
+    run(Backend::Unix, setup(), async |world| {
+        let mut ids = Vec::new();
+        for number in 0..TASKS {
+            ids.push(world.background(&world.sleep(1_000 + number)).await);
+        }
+        let before = world.list().await;
+        replace_server(world).await;
+        assert_eq!(world.list().await, before, "the same tasks, with the same shells");
+        assert!(before.iter().all(|task| task.status == TaskStatus::Running && task.shell_pid.is_some()), "{before:?}");
+        let log = world.daemon().expect("it is a daemon's world").log();
+        assert!(log.contains("what runs is taken over") && log.contains(&format!("commands={TASKS}")), "{log}");
+        for id in &ids {
+            assert_eq!(world.kill(id).await, format!("killed background task {id}"));
+        }
+        world.assert_no_survivors("after all that were taken over have been killed");
+    });
+}

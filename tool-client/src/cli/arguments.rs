@@ -23,7 +23,7 @@ $XDG_CONFIG_HOME/tool-client/config.toml (~/.config/tool-client/config.toml), wh
 token_file, ca_file, cert_file, key_file, owner and sandbox.
 
 Exit codes: the command's own; 128+n when it died of signal n; 124 when it timed out; 125 for failures of \
-tool-client itself; 64 for usage; 130 after Ctrl-C.
+tool-client itself; 64 for usage; 130 after Ctrl-C (143 after SIGTERM, 129 when the terminal is gone).
 
 Examples:
   tool-client bash 'uname -a'
@@ -152,8 +152,9 @@ Examples:
     Definitions,
     /// Call a tool as a model does, and print exactly what the model would read
     #[command(after_help = "\
-The exit code is 0, or 1 for an error result. Without an endpoint, the file that a long output is saved to stays where \
-the text says.
+The exit code is 0, or 1 for an error result. As a model's, arguments that the tool does not define are ignored: \
+`tool-client definitions` prints those that it does (the timeout is `timeoutMs`, in milliseconds). Without an endpoint, the \
+file that a long output is saved to stays where the text says.
 
 Examples:
   tool-client call bash '{\"command\": \"uname -a\", \"description\": \"Print the kernel\"}'
@@ -165,6 +166,15 @@ Examples:
         #[arg(value_name = "JSON")]
         arguments: String,
     },
+    /// Serve the three tools to an agent over stdin and stdout, by the Model Context Protocol
+    #[command(after_help = "\
+One process is one session. With --owner its tasks can be found again by that name; without, they are ended when stdin ends. Without \
+an endpoint commands run on this host, as you. When a task has ended the agent is sent its notice as `notifications/message`.
+
+Examples:
+  tool-client mcp
+  tool-client mcp --endpoint unix:/run/executor.sock --owner session-1")]
+    Mcp,
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

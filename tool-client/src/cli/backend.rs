@@ -3,9 +3,14 @@
 use std::{os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use executor_proto::{error::ExecutorError, types::OwnerId};
+use executor_proto::{
+    error::{ExecutorError, SpawnStage},
+    types::OwnerId,
+};
 
-use super::{Failure, settings::Settings};
+use nix::errno::Errno;
+
+use super::{Failure, settings::Settings, tasks::is_run};
 use crate::{
     executor::{
         Executor,
@@ -15,6 +20,9 @@ use crate::{
     },
     text::failure::Asked,
 };
+
+/// Where a token is named.
+const TOKEN_FILE: &str = "name the file that holds it: --token-file FILE or EXECUTOR_TOKEN_FILE";
 
 /// An executor and for whom it is called.
 #[derive(Debug)]
@@ -130,9 +138,29 @@ impl Backend {
         match (failure, error, &self.place) {
             // The executor says how a token is sent; who sits here can only say where it is.
             (Failure::Own(line), ExecutorError::Refused { .. }, Place::Tcp { has_token: false }) => {
-                Failure::Own(format!("{line}; name the file that holds it: --token-file FILE or EXECUTOR_TOKEN_FILE"))
+                Failure::Own(format!("{line}; {TOKEN_FILE}"))
+            }
+            // The model's tools know tasks only; people are told why a run is not there.
+            (Failure::Own(_), ExecutorError::UnknownTask(_), _) if asked.task.is_some_and(is_run) => {
+                let id = asked.task.map(ToString::to_string).unwrap_or_default();
+                Failure::Own(format!(
+                    "unknown run \"{id}\": a run is known while it runs, while something that it left is running, and while \
+                     its long output is kept"
+                ))
+            }
+            (Failure::Own(line), ExecutorError::Spawn { stage: SpawnStage::Chdir, errno, .. }, _)
+                if *errno == Errno::EACCES as i32 =>
+            {
+                Failure::Own(format!("{line}; --workdir DIR starts the command elsewhere"))
             }
             (failure, _, _) => failure,
         }
+    }
+
+    /// What there is to say to who sits here of a refusal that a model was told; `None`: it was none, or nothing.
+    pub(super) fn remark_on(&self, text: &str) -> Option<String> {
+        let refused = text.starts_with("Error: executor refused the caller: ");
+        let without = matches!(self.place, Place::Tcp { has_token: false });
+        (refused && without).then(|| format!("no token was sent; {TOKEN_FILE}"))
     }
 }

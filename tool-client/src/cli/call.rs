@@ -41,7 +41,11 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
     let abort = Abort { token: interrupt.token().clone(), reason: None };
     let tools = Tools::new(backend.executor.clone());
     let result = tools.call_in(settings.sandbox, session.as_ref(), tool, arguments, &abort).await;
+    let remark = backend.remark_on(&result.text);
     output::stdout(result.text).await?;
+    if let Some(remark) = remark {
+        output::line(&remark).await?;
+    }
     backend.close().await;
     Ok(interrupt.code().unwrap_or(u8::from(result.is_error)))
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: the first asks, the second insists.
+//! Ctrl-C, SIGTERM and SIGHUP (the terminal is gone): the first asks, the second insists.
 
 use std::{
     future::Future,
@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::Failure;
@@ -27,6 +27,8 @@ impl Interrupt {
             |kind| signal(kind).map_err(|error| Failure::Own(format!("cannot listen for signals: {error}")));
         let mut interrupt = listening(SignalKind::interrupt())?;
         let mut terminate = listening(SignalKind::terminate())?;
+        // Who starts a program with `nohup` wants it to go on without its terminal.
+        let mut hangup = if hangups_are_ignored() { None } else { Some(listening(SignalKind::hangup())?) };
         let this = Self { token: CancellationToken::new(), code: Arc::new(AtomicU8::new(0)) };
         let heard = this.clone();
         tokio::spawn(async move {
@@ -34,6 +36,7 @@ impl Interrupt {
                 let code = tokio::select! {
                     Some(()) = interrupt.recv() => 128 + 2,
                     Some(()) = terminate.recv() => 128 + 15,
+                    Some(()) = next(&mut hangup) => 128 + 1,
                     else => return,
                 };
                 if heard.token.is_cancelled() {
@@ -64,6 +67,20 @@ impl Interrupt {
             done = doing => done,
         }
     }
+}
+
+async fn next(signal: &mut Option<Signal>) -> Option<()> {
+    match signal {
+        Some(signal) => signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether this process was started with SIGHUP ignored.
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the second Ctrl-C must work whatever hangs; this is the command line")]

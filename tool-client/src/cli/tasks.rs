@@ -64,6 +64,10 @@ pub(super) async fn kill(backend: &Backend, id: &str) -> Outcome {
     let asked = Asked { task: Some(&id), ..Asked::default() };
     let killed = backend.executor.kill_task(backend.owner.as_ref(), &id).await;
     let outcome = killed.map_err(|error| backend.failure_of(&error, &asked))?;
+    if is_run(&id) && outcome.survivors.is_empty() {
+        let said = if outcome.already_finished { "nothing of it is running" } else { "killed what was running of it" };
+        return output::stdout(format!("{id}: {said}\n")).await.map(|()| 0);
+    }
     match task::killed(&id, &outcome) {
         Ok(line) => output::stdout(line + "\n").await.map(|()| 0),
         Err(line) => {
@@ -71,6 +75,11 @@ pub(super) async fn kill(backend: &Backend, id: &str) -> Outcome {
             Ok(EXIT_OWN_FAILURE)
         }
     }
+}
+
+/// Whether an id is a foreground run's, and not a task's.
+pub(super) fn is_run(id: &TaskId) -> bool {
+    id.0.strip_prefix("run-").is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
 pub(super) async fn ps(backend: &Backend, json: bool) -> Outcome {

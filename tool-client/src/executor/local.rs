@@ -181,7 +181,7 @@ impl Executor for LocalExecutor {
     }
 
     async fn info(&self) -> Result<ExecutorInfo, ExecutorError> {
-        Ok(self.engine.info())
+        Ok(self.engine.info(&TenantId::default_tenant()))
     }
 
     async fn run(

@@ -2,8 +2,8 @@
 
 use super::*;
 
-const SUBCOMMANDS: [&str; 10] =
-    ["bash", "output", "kill", "ps", "logs", "notices", "info", "definitions", "call", "completions"];
+const SUBCOMMANDS: [&str; 11] =
+    ["bash", "output", "kill", "ps", "logs", "notices", "info", "definitions", "call", "mcp", "completions"];
 
 fn compare(name: &str, said: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/help").join(format!("{name}.txt"));

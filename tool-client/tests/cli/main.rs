@@ -21,6 +21,7 @@ mod fake;
 
 mod embedded;
 mod help;
+mod mcp;
 mod run;
 mod tasks;
 mod usage;
@@ -63,6 +64,11 @@ impl Cli {
 
     fn run(&self, arguments: &[&str]) -> Ended {
         ended(self.command(arguments))
+    }
+
+    /// What it prints, of a test without a runtime.
+    fn run_here(&self, arguments: &[&str]) -> String {
+        of_output(self.command(arguments).output().expect("the binary starts")).stdout
     }
 
     /// Against a daemon.

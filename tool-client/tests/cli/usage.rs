@@ -137,7 +137,7 @@ async fn what_the_daemon_refuses_is_125_in_the_models_words() {
 async fn whoever_has_no_token_is_told_where_to_name_one() {
     let refusal = ExecutorError::Refused { reason: "no token: send it as `authorization: Bearer TOKEN`".into() };
     let daemon =
-        Daemon::start(Script { starts: (0..2).map(|_| Some(Err(refusal.to_status()))).collect(), ..Script::default() });
+        Daemon::start(Script { starts: (0..3).map(|_| Some(Err(refusal.to_status()))).collect(), ..Script::default() });
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let endpoint = format!("http://{}", listener.local_addr().expect("it is bound"));
     let socket = daemon.endpoint().replace("unix:", "");
@@ -151,6 +151,13 @@ async fn whoever_has_no_token_is_told_where_to_name_one() {
     let arguments = ["bash", "true", "--background", "--endpoint", &endpoint];
     let ways = ["executor refused the caller: no token", "--token-file FILE or EXECUTOR_TOKEN_FILE"];
     refused(&cli.run(&arguments), 125, &ways);
+    let call = r#"{"command": "true", "description": "d", "run_in_background": true}"#;
+    let ended = cli.run(&["call", "bash", call, "--endpoint", &endpoint]);
+    assert!(
+        ended.code == Some(1) && ended.stdout.starts_with("Error: executor refused the caller: no token"),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains(ways[1]), "{ended:?}");
     let token = cli.home.path().join("token");
     std::fs::write(&token, "s3cret\n").expect("written");
     let ended = cli.run(&[&arguments[..], &["--token-file", token.to_str().expect("a plain path")]].concat());
@@ -176,4 +183,16 @@ async fn stdin_above_the_limit_is_refused_before_anything_runs() {
     command.stdin(std::fs::File::open(&path).expect("it is there"));
     refused(&ended(command), 125, &["stdin too large", "8388608"]);
     assert!(daemon.seen().calls.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_spoken_of_as_a_run() {
+    let outcome = |already_finished| v1::KillOutcome { already_finished, survivors: Vec::new() };
+    let daemon =
+        Daemon::start(Script { kills: [outcome(false), outcome(true), outcome(true)].into(), ..Script::default() });
+    let cli = Cli::new();
+    let kill = |id: &str| cli.run(&["kill", id, "--endpoint", &daemon.endpoint()]).stdout;
+    assert_eq!(kill("run-7"), "run-7: killed what was running of it\n");
+    assert_eq!(kill("run-7"), "run-7: nothing of it is running\n");
+    assert_eq!(kill("bash-7"), "task bash-7 had already finished\n");
 }

@@ -210,7 +210,8 @@ fn tcp_needs_tokens_and_beyond_loopback_a_word_for_it() {
 fn with_certificates() -> (Scene, impl Fn(&str) -> String) {
     let scene = Scene::new();
     let dir = scene.dir.path().join("tls");
-    let options = crate::init::InitOptions { dir: dir.clone(), names: Vec::new(), tenants: Vec::new(), ca: None };
+    let options =
+        crate::init::InitOptions { dir: dir.clone(), names: Vec::new(), tenants: Vec::new(), ca: None, apart: false };
     crate::init::init(&options).expect("made");
     (scene, move |name: &str| dir.join(name).display().to_string())
 }

@@ -24,7 +24,7 @@ pub(in super::super) struct Who {
     was_said: bool,
     capabilities: Option<u64>,
     allow_setuid: Option<bool>,
-    pub(in super::super) shares_user: Option<bool>,
+    shares_user: Option<bool>,
 }
 
 impl Who {
@@ -85,6 +85,11 @@ impl Who {
     /// Whether a user was named, be it one that is not there: somebody else does not take that one's place.
     pub(in super::super) fn was_said(&self) -> bool {
         self.was_said
+    }
+
+    /// Whether others that allow it too may have the same user.
+    pub(in super::super) fn shares_user(&self) -> bool {
+        self.shares_user.unwrap_or(false)
     }
 
     /// Whether commands may gain privileges.
@@ -157,7 +162,9 @@ fn paths(
     let given = values.given_list(key)?;
     let mut paths = Vec::with_capacity(given.len());
     for one in given {
+        // As the kernel names it, which knows no symbolic links.
         let path = around.absolute(&one.value);
+        let path = path.canonicalize().unwrap_or(path);
         if one.value.is_empty() || !holds(&path) {
             values.note(one.problem(otherwise));
         } else {

@@ -111,7 +111,7 @@ impl Server {
         let permits = (self.limits.command_there(), (kind == Kind::Task).then(|| self.limits.task_there(&caller)));
         let facts = (id.clone(), kind, caller.clone(), command, recorded.number);
         let state = carry::state_of(&recorded, Instant::now());
-        let task = Arc::new(Task::new(facts, state, Reads::recalled(recorded.read), permits));
+        let task = Arc::new(Task::new(facts, state, Reads::recalled(recorded.reads, caller.owner.is_none()), permits));
         let key = StartKey(recorded.start.key);
         self.registry.recall(Recalled {
             number: recorded.number,
@@ -128,7 +128,7 @@ impl Server {
     fn bring_back(&mut self, world: &mut World, model: &mut Model, recorded: RecordedStart) {
         let (ended, seen) = recall::end_of(&recorded, world.now_ms);
         let tell = recall::to_be_told(&recorded, &ended);
-        let RecordedStart { number, start, started, read, .. } = recorded;
+        let RecordedStart { number, start, started, reads, .. } = recorded;
         let caller = Caller::from(&start.account);
         if started.is_some() && !seen {
             world.journal.ended(number, &ended);
@@ -149,7 +149,7 @@ impl Server {
             command: world.named(&caller.tenant, &id),
             number,
             state: Mutex::new(state),
-            reads: Mutex::new(Reads::recalled(read)),
+            reads: Mutex::new(Reads::recalled(reads, caller.owner.is_none())),
             kept: Mutex::new(Some(kept.unwrap_or_default())),
             driver: Mutex::new(Driver { over: true, ..Driver::default() }),
         });
@@ -337,8 +337,10 @@ impl Server {
                     Stage::Named(number, id)
                 }
                 Stage::Named(number, id) => {
+                    let shared = caller.owner.is_none();
                     let facts = (id.clone(), kind, caller, world.uid(handle), number);
-                    let task = Arc::new(Task::new(facts, State::started(), Reads::default(), permits));
+                    let task =
+                        Arc::new(Task::new(facts, State::started(), Reads::recalled(Vec::new(), shared), permits));
                     if kind == Kind::Run {
                         task.state().attach();
                     }
@@ -396,13 +398,13 @@ impl Server {
             Asked::Answered(output) => output,
             Asked::Before(before) => {
                 let deltas = task.deltas(world, before.begins());
-                reads.answer_again(caller, &read_id, &before, deltas)
+                reads.answer_again(caller, &before, deltas)
             }
             Asked::New(cursors) => {
                 let status = task.state().status();
                 let deltas = task.deltas(world, cursors);
-                let (read, output) = reads.answer(caller, &read_id, status, deltas);
-                world.journal.read(task.number, &read);
+                let (reads, output) = reads.answer(caller, &read_id, status, deltas);
+                world.journal.read(task.number, &reads);
                 output
             }
         };
@@ -445,10 +447,11 @@ impl Server {
         if driver.over {
             return false;
         }
-        if state.begin_end() {
-            if let Some(cause) = state.ended_for() {
-                world.journal.asked_to_end(task.number, cause.into());
-            }
+        let causes = state.take_unwritten();
+        for cause in &causes {
+            world.journal.asked_to_end(task.number, (*cause).into());
+        }
+        if state.begin_end() || !causes.is_empty() {
             return true;
         }
         let command = world.commands.get_mut(&task.command).unwrap();

@@ -5,6 +5,7 @@ use std::{io, os::fd::OwnedFd, rc::Rc};
 
 use super::{Desk, LINK, MAX_MESSAGES_AT_ONCE, NEXT, Notice, Phase};
 use crate::{
+    crash::Point,
     ids::ProcessHandle,
     keeper::{
         channel::{Channel, Received},
@@ -31,6 +32,7 @@ impl Desk {
         };
         let mut next = Channel::register(&self.epoll, socket, NEXT)?;
         next.send(&self.epoll, Frame::encode(&hello)?, fds)?;
+        Point::HelloSaid.pass();
         self.next = Some(next);
         Ok(())
     }
@@ -44,8 +46,10 @@ impl Desk {
         handles.sort_unstable();
         let carried = u32::try_from(handles.len()).unwrap_or(u32::MAX);
         self.tell(&FromKeeper::Go { first_handle: self.next_handle, carried }, Vec::new());
+        Point::GoSaid.pass();
         for handle in handles {
             self.carry(handle);
+            Point::CommandCarried.pass();
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Command, Desk, MAX_MESSAGES_AT_ONCE, Phase};
 use crate::{
+    crash::Point,
     ids::ProcessHandle,
     keeper::{
         channel::Received,
@@ -87,13 +88,19 @@ impl Desk {
                 (command.phase, command.shell) = (Phase::Running, i32::try_from(*pid).unwrap_or(0));
                 command.dues.start = None;
                 fds.clone_from(&command.pipes);
+                Point::StartHeard.pass();
             }
             FromKeeper::Exited { told, status, .. } => {
                 (command.phase, command.status) = (Phase::Leftovers, *status);
                 wanted = !(*told && heard);
+                Point::ExitHeard.pass();
             }
-            FromKeeper::Empty { told, .. } => wanted = !(*told && heard),
+            FromKeeper::Empty { told, .. } => {
+                wanted = !(*told && heard);
+                Point::EmptyHeard.pass();
+            }
             FromKeeper::Ended { .. } => {
+                Point::EndHeard.pass();
                 take_first(&mut command.dues.ends);
                 wanted = take_one(&mut command.owed_ends);
             }

@@ -17,6 +17,7 @@ use super::{
     helpers::{ANSWER_TIME, Dues},
 };
 use crate::{
+    crash::Point,
     ids::ProcessHandle,
     keeper::{
         left::Search,
@@ -32,6 +33,7 @@ impl Desk {
             ToKeeper::Spawn { handle, spec } => self.spawn(handle, &spec, packet),
             ToKeeper::End { handle, grace_ms } => match self.alive(handle) {
                 Some(command) => {
+                    Point::EndTaken.pass();
                     command.owed_ends += 1;
                     self.pass_on(handle, packet);
                     self.expect_end(handle, Duration::from_millis(grace_ms));
@@ -53,6 +55,7 @@ impl Desk {
                     // None, where too many are open here: then this stream does not outlive the engine's process.
                     let fds = if packet.cut { Vec::new() } else { packet.into_parts().1 };
                     command.files[stream as usize] = fds.into_iter().map(Rc::new).collect();
+                    Point::FileHeld.pass();
                 }
             }
             ToKeeper::OpenSpill { handle, stream, prefix } => self.open_spill(handle, stream, &prefix),
@@ -67,6 +70,7 @@ impl Desk {
             ToKeeper::Standby => {}
             ToKeeper::Listening { helper } => self.pool.listened_to(helper),
             ToKeeper::Release { handle } => {
+                Point::ReleaseTaken.pass();
                 if let Some(command) = self.commands.get_mut(&handle) {
                     command.released = true;
                 }
@@ -75,7 +79,7 @@ impl Desk {
             ToKeeper::Ready => self.notices.push(Notice::Ready),
             ToKeeper::Drained => self.notices.push(Notice::Drained),
             ToKeeper::EndLeft { shells, limit_ms } => {
-                let users = self.pool.context().identities.iter().map(|identity| identity.uid).collect();
+                let users = self.pool.context().identities.clone();
                 self.left = Some(Search::new(&shells, users, Duration::from_millis(limit_ms)));
             }
             ToKeeper::ReopenSpill { path } => self.reopen_spill(&path),
@@ -106,6 +110,9 @@ impl Desk {
         let refused = |errno: Errno| (Stage::Prepare, errno as i32);
         let index = usize::try_from(spec.identity).map_err(|_too_large| refused(Errno::EINVAL))?;
         let identity = self.pool.context().identities.get(index).ok_or(refused(Errno::EPERM))?;
+        if !identity.has_uid(spec.uid) {
+            return Err(refused(Errno::EPERM));
+        }
         let (frame, given) = packet.into_parts();
         if self.commands.contains_key(&handle) || given.len() != usize::from(spec.stdin) + usize::from(spec.script) {
             return Err(refused(Errno::EINVAL));
@@ -117,13 +124,14 @@ impl Desk {
         if identity.change {
             // `> /dev/stderr` opens the pipe anew, as the command's user.
             for pipe in &write_ends {
-                let owner = (Some(Uid::from_raw(identity.uid)), Some(Gid::from_raw(identity.gid)));
+                let owner = (Some(Uid::from_raw(spec.uid)), Some(Gid::from_raw(identity.gid)));
                 nix::unistd::fchown(pipe, owner.0, owner.1).map_err(refused)?;
             }
         }
         let fds = write_ends.into_iter().chain(given).map(Rc::new).collect();
-        let helper =
-            self.pool.assign(&self.epoll, handle, spec.fence.as_deref(), frame, fds).map_err(failed(Stage::Clone))?;
+        let fence = spec.fence.as_deref();
+        let helper = self.pool.assign(&self.epoll, handle, fence, frame, fds).map_err(failed(Stage::Clone))?;
+        Point::HelperAssigned.pass();
         let pipes = read_ends.into_iter().map(Rc::new).collect();
         let due = Instant::now() + ANSWER_TIME;
         let command = Command {
@@ -167,6 +175,7 @@ impl Desk {
                 if let Some(command) = self.commands.get_mut(&handle) {
                     command.spills[stream as usize] = Some((Rc::clone(&file), path.clone()));
                 }
+                Point::SpillMade.pass();
                 self.tell(&FromKeeper::SpillOpened { handle, stream, path }, vec![file]);
             }
             Err(error) => {

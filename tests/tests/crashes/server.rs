@@ -1,20 +1,14 @@
 //! The server dies at each step of a start, an end, a read, a kill and a taking over; a client sees nothing of it: every command
 //! runs once, texts and bytes are those without a death, and each task has one notice.
-//!
-//! The points are those that the daemon's code names (`executor_daemon::crash`); one that is never passed fails the test.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, time::Duration};
 
 use executor_daemon::crash::Point;
 use executor_proto::types::{Exit, OwnerId, TaskId, TaskStatus, WatchEvent};
 use executor_tests::{Backend, SESSION, Setup, Stopwatch, World, binaries, block_on, tell, wait_for, wait_until};
 use futures_util::{StreamExt as _, stream};
 
-/// For what has to happen at all; nothing waits this long when all is well.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Deaths at the same time; each is of a daemon of its own.
-const AT_ONCE: usize = 4;
+use crate::{AT_ONCE, LIMIT, lines, passes, variable};
 
 /// The points that a run passes first and a task after it: both are tried.
 const OF_BOTH: [Point; 7] = [
@@ -36,14 +30,6 @@ struct Seen {
     notices: Vec<String>,
 }
 
-fn lines(path: &Path) -> usize {
-    fs::read_to_string(path).unwrap_or_default().lines().count()
-}
-
-fn passes(world: &World) -> u64 {
-    fs::metadata(world.tmp().join("passes")).map_or(0, |metadata| metadata.len())
-}
-
 /// Reads on until `enough` of the text; the bytes of stdout go on where they ended, and nothing is dropped.
 async fn read(world: &World, id: &TaskId, text: &mut String, enough: impl Fn(&str, &TaskStatus) -> bool) -> TaskStatus {
     let owner = OwnerId(SESSION.to_owned());
@@ -63,10 +49,9 @@ async fn read(world: &World, id: &TaskId, text: &mut String, enough: impl Fn(&st
 
 /// Uses everything that a session uses; with `death` the server dies at that pass of that point.
 async fn session(death: Option<(Point, u64)>) -> Seen {
-    let name = |(point, pass): (Point, u64)| format!("{} {pass}", point.name());
     let mut setup = Setup { program: binaries::executor_daemon_with_crash_points, ..Setup::default() };
-    setup.environment.extend(death.map(|death| ("EXECUTOR_CRASH".to_owned(), name(death) + " ${TMP}/passes")));
-    let death_name = death.map_or_else(|| "no death".to_owned(), name);
+    setup.environment.extend(death.map(variable));
+    let death_name = death.map_or_else(|| "no death".to_owned(), |(point, pass)| format!("{} {pass}", point.name()));
     let world = World::start(Backend::Unix, setup).await.expect("the executor starts");
 
     let run = world.bash("echo x >> runs; echo out; echo err >&2; exit 3").await;
@@ -111,7 +96,7 @@ fn the_server_may_die_at_every_step() {
         let expected = session(None).await;
         assert_eq!(expected.task, ("first\nlast\n".to_owned(), TaskStatus::Ended(Exit::Code(4))));
         assert_eq!(expected.notices.len(), 2);
-        let first = Point::ALL.iter().map(|point| (*point, if point.of_taking_over() { 2 } else { 1 }));
+        let first = Point::OF_SERVER.iter().map(|point| (*point, if point.of_taking_over() { 2 } else { 1 }));
         let deaths: Vec<_> = first.chain(OF_BOTH.map(|point| (point, 2))).collect();
         let count = deaths.len();
         stream::iter(deaths)
@@ -120,6 +105,6 @@ fn the_server_may_die_at_every_step() {
                 async move { assert_eq!(session(Some(death)).await, *expected, "with a death at {death:?}") }
             })
             .await;
-        tell(format_args!("{count} deaths at {} points: {:?}", Point::ALL.len(), watch.elapsed()));
+        tell(format_args!("{count} deaths at {} points: {:?}", Point::OF_SERVER.len(), watch.elapsed()));
     });
 }
