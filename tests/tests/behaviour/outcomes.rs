@@ -6,16 +6,18 @@ use executor_proto::types::{CommandSpec, EnvironmentVariable};
 use executor_tests::{Backend, Daemon, Setup, Stopwatch, World, every_backend, every_daemon, on_backend, wait_for};
 use nix::sys::signal::Signal;
 use serde_json::json;
+use tool_client::executor::connect::Token;
 
 const SOON: Duration = Duration::from_secs(15);
 
 /// One call to an executor that is reached by an endpoint and a token file.
 async fn call_at(world: &World, endpoint: &str, token: Option<&str>) -> String {
     let file = world.tmp().join("another-token");
-    if let Some(token) = token {
+    let token = token.map(|token| {
         fs::write(&file, token).expect("it can be written");
-    }
-    let there = World::connect(endpoint, token.map(|_| file.as_path()), world.tmp()).await.expect("it is an endpoint");
+        Token::read(&file).expect("it is one")
+    });
+    let there = World::connect(endpoint, token.into(), world.tmp()).await.expect("it is an endpoint");
     there.bash("echo > ran").await
 }
 
