@@ -7,6 +7,7 @@ mod allowed;
 mod credentials;
 mod fence;
 mod flags;
+mod hidden;
 mod identity;
 mod keys;
 mod listen;
@@ -72,6 +73,9 @@ pub struct Settings {
     pub finished_kept_seconds: u64,
     /// Completions that wait unacknowledged per owner, before the oldest go.
     pub max_completions_per_owner: u64,
+    /// Whether the fence around commands hides the state directory and the daemon's credentials from them, where they run as its
+    /// own user.
+    pub files_are_hidden: bool,
     /// The state directory: `spill/`, the task counter and whatever outlives the server.
     pub state_dir: PathBuf,
 }
@@ -99,8 +103,14 @@ impl Settings {
             max_finished_per_owner: 1_000,
             finished_kept_seconds: 24 * 60 * 60,
             max_completions_per_owner: 4_096,
+            files_are_hidden: false,
             state_dir,
         }
+    }
+
+    /// What holds for all tenants, with what holds for those that are not named.
+    pub(crate) fn all_rules(&self) -> impl Iterator<Item = &TenantRules> {
+        self.tenants.values().chain([&self.tenant_defaults])
     }
 
     /// What holds for a tenant.

@@ -98,6 +98,8 @@ pub struct KeeperOptions {
     pub renewal: Renewal,
     /// Where spill files go; made if missing. Where commands run under another uid, its parents must let that uid through.
     pub spill_dir: PathBuf,
+    /// Real paths that the fence around commands hides from them, but for the spill directory, whose files they may read.
+    pub hidden: Vec<PathBuf>,
     /// Longest drain after SIGTERM: the grace of commands and what the server needs around it. After it the keeper ends what
     /// is left.
     pub drain_limit: Duration,

@@ -67,6 +67,7 @@ fn serve(flags: ServeFlags) -> ExitCode {
         identities,
         server_user,
         state_dir,
+        hidden,
         unprotected,
         drain_limit,
     } = daemon;
@@ -107,6 +108,7 @@ fn serve(flags: ServeFlags) -> ExitCode {
         server_settings,
         renewal: keeper::Renewal(Box::new(move || renewed(&server, &credentials))),
         spill_dir: state_dir.join("spill"),
+        hidden,
         drain_limit,
         unprotected,
     })

@@ -17,15 +17,12 @@ use executor_proto::{
 };
 
 use crate::{
-    config::TenantRules,
+    config::{SandboxTool, TenantRules},
     keeper::{confine, protocol::Confinement},
 };
 
 /// The first version of Landlock that can refuse all writing: before it, files can be truncated.
 const FIRST_ABI_FOR_FILES: u32 = 3;
-
-/// The first version that can refuse signals, and abstract Unix sockets.
-const FIRST_ABI_FOR_SIGNALS: u32 = 6;
 
 /// Where temporary files go when there is no `TMPDIR`.
 const DEFAULT_TMPDIR: &str = "/tmp";
@@ -51,7 +48,7 @@ impl Support {
     /// Whether commands run within a fence that no signal leaves. What can gain privileges cannot be fenced in: the kernel asks for
     /// the one to be given up before the other.
     pub(crate) fn has_fence(self, allow_setuid: bool) -> bool {
-        !allow_setuid && self.landlock_abi >= FIRST_ABI_FOR_SIGNALS
+        !allow_setuid && self.landlock_abi >= confine::FIRST_ABI_FOR_SIGNALS
     }
 
     /// The modes that can be enforced.
@@ -69,6 +66,10 @@ impl Support {
         }
         match self.landlock_abi {
             _ if mode == SandboxMode::DangerFullAccess => Ok(()),
+            _ if rules.sandbox_tool == SandboxTool::Bubblewrap => {
+                Err("bubblewrap is asked for and this version cannot use it; set sandbox_tool = \"landlock\""
+                    .to_owned())
+            }
             0 => Err("this kernel has no Landlock, or it is not enabled (lsm=landlock,…)".to_owned()),
             abi if abi < FIRST_ABI_FOR_FILES => Err(format!(
                 "this kernel's Landlock (version {abi}) cannot refuse to truncate files; Linux 6.2 or later can"
@@ -87,7 +88,7 @@ impl Support {
                     .to_owned(),
             );
         }
-        if self.landlock_abi >= FIRST_ABI_FOR_FILES && self.landlock_abi < FIRST_ABI_FOR_SIGNALS {
+        if self.landlock_abi >= FIRST_ABI_FOR_FILES && self.landlock_abi < confine::FIRST_ABI_FOR_SIGNALS {
             gaps.push("sandbox modes do not cover abstract Unix sockets: Linux 6.12 or later does".to_owned());
         }
         gaps
@@ -250,6 +251,15 @@ mod tests {
         let error = confinement(&off, &no_filters, None, None).unwrap_err();
         assert!(error.to_string().contains("no seccomp filters"), "{error}");
         assert!(confinement(&off, &FULL, None, None).unwrap().1.network_off);
+    }
+
+    #[test]
+    fn a_tool_that_cannot_be_used_fails_closed() {
+        let full = rules(SandboxMode::DangerFullAccess);
+        let other = TenantRules { sandbox_tool: SandboxTool::Bubblewrap, ..full };
+        assert_eq!(FULL.modes(&other), [SandboxMode::DangerFullAccess]);
+        let error = confinement(&other, &FULL, Some(SandboxMode::ReadOnly), None).unwrap_err();
+        assert!(error.to_string().contains("bubblewrap"), "{error}");
     }
 
     #[test]

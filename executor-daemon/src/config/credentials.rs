@@ -47,6 +47,12 @@ pub struct Credentials {
 }
 
 impl CredentialFiles {
+    /// The files that say who may call and who the daemon is.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = &std::path::Path> {
+        let tokens = self.token_file.iter().chain(self.tenant_token_files.iter().map(|(_, file)| file));
+        tokens.chain(self.tls.iter().map(|tls| &tls.key)).map(|(path, _)| path.as_path())
+    }
+
     /// Whether there is any token file.
     pub(super) fn has_tokens(&self) -> bool {
         self.token_file.is_some() || !self.tenant_token_files.is_empty()

@@ -14,6 +14,7 @@ use super::{
     credentials::{CredentialFiles, Credentials, TlsFiles},
     fence::{self, Fenced},
     flags::ServeFlags,
+    hidden::{self, Hidden},
     identity,
     listen::ListenAddress,
     problem::{Problem, Source},
@@ -74,6 +75,8 @@ pub struct Daemon {
     pub server_user: Option<ServerUser>,
     /// The state directory; what the server keeps is in [`StateDir::of_server`](super::StateDir::of_server) of it.
     pub state_dir: PathBuf,
+    /// What the fence around commands hides from them, where they run as the daemon's own user.
+    pub hidden: Vec<PathBuf>,
     /// What is unprotected in this mode, as one clause. `None`: nothing to state.
     pub unprotected: Option<String>,
     /// Longest time from SIGTERM to the end.
@@ -146,11 +149,19 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
         tenants,
         ..Settings::new(StateDir::of_server(&state_dir, server_user), PathBuf::new(), Vec::new())
     };
-    let settings = settings(&mut values, defaults);
+    let mut settings = settings(&mut values, defaults);
+    let fenced = hidden::can_fence() && settings.all_rules().all(|rules| !rules.allow_setuid);
+    let hidden = match around.uid {
+        0 => Hidden::default(),
+        uid if fenced => hidden::hidden(&state_dir, &files, uid),
+        _ => Hidden::default(),
+    };
+    settings.files_are_hidden = !hidden.paths.is_empty() && hidden.exposed.is_empty();
     match identity {
         Some(_) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
-            unprotected: all_unprotected(&settings, &identities, server_user, around.uid),
+            unprotected: all_unprotected(&settings, &identities, server_user, (around.uid, fenced.then_some(&hidden))),
+            hidden: hidden.paths,
             sockets_are_shared: credentials
                 .tenants
                 .iter()
@@ -205,22 +216,36 @@ fn unprotected(command_uid: u32, server_user: Option<ServerUser>, daemon_uid: u3
     }
 }
 
+/// What a fence leaves open where commands run as the daemon's own user.
+fn exposed(hidden: &Hidden) -> Option<String> {
+    let paths: Vec<_> = hidden.exposed.iter().map(|path| path.display().to_string()).collect();
+    (!paths.is_empty()).then(|| {
+        format!(
+            "commands share the daemon's user and can read and change {}, which lies in a directory of that user's: put it below              directories that are not",
+            paths.join(", ")
+        )
+    })
+}
+
 /// What is unprotected in this mode: by how all commands run, and by what single tenants were given.
 fn all_unprotected(
     settings: &Settings,
     identities: &[Identity],
     server_user: Option<ServerUser>,
-    daemon_uid: u32,
+    (daemon_uid, hidden): (u32, Option<&Hidden>),
 ) -> Option<String> {
     let of = |rules: &TenantRules| identities.get(usize::try_from(rules.identity).ok()?);
     let default = of(&settings.tenant_defaults);
     let mut clauses: Vec<String> = default
-        .and_then(|identity| unprotected(identity.uid, server_user, daemon_uid))
-        .map(str::to_owned)
+        .and_then(|identity| match hidden {
+            Some(hidden) if daemon_uid != 0 && identity.uid == daemon_uid => exposed(hidden),
+            _ => unprotected(identity.uid, server_user, daemon_uid).map(str::to_owned),
+        })
         .into_iter()
         .collect();
     if daemon_uid != 0 && settings.tenants.len() > 1 {
-        clauses.push("the commands of all tenants share a user and can read and end each other's".to_owned());
+        let and_end = if hidden.is_some() { "" } else { " and end" };
+        clauses.push(format!("the commands of all tenants share a user and can read{and_end} each other's"));
     }
     for (name, rules) in &settings.tenants {
         let Some(identity) = of(rules).filter(|identity| Some(*identity) != default) else { continue };

@@ -29,7 +29,8 @@ pub(super) fn info(
     let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let fence = support.has_fence(rules.allow_setuid).then_some(SIGNAL_FENCE);
-    let mut limits = stated_limits(identity, &Own::of_this_process());
+    let fences = Fences { signals: fence.is_some(), files: settings.files_are_hidden };
+    let mut limits = stated_limits(identity, &Own::of_this_process(), fences);
     limits.extend(support.gaps());
     ExecutorInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -78,8 +79,17 @@ impl Own {
     }
 }
 
+/// What a fence keeps commands from.
+#[derive(Debug, Clone, Copy)]
+struct Fences {
+    /// To signal what is not their tenant's.
+    signals: bool,
+    /// To read and change what is the daemon's.
+    files: bool,
+}
+
 /// What is not protected when commands run as this identity.
-fn stated_limits(identity: Option<&Identity>, own: &Own) -> Vec<String> {
+fn stated_limits(identity: Option<&Identity>, own: &Own, fences: Fences) -> Vec<String> {
     let command_uid = identity.map(|identity| identity.uid);
     let gains = identity.filter(|identity| identity.uid != 0).and_then(Identity::gains);
     let gains = gains.map(|gains| format!("commands {gains}"));
@@ -87,10 +97,16 @@ fn stated_limits(identity: Option<&Identity>, own: &Own) -> Vec<String> {
     if command_uid == Some(0) {
         limits.push("commands run as root: they can read the executor's memory, token and state, end it, and change anything on this host");
     } else if command_uid == Some(own.uid) {
-        limits.push(if own.readable {
-            "commands run as the executor's own user: they can signal it, read its memory and change its state directory"
-        } else {
-            "commands run as the executor's own user: they can signal it, read its token file and change its state directory"
+        limits.extend(match (own.readable, fences) {
+            (true, _) => Some("commands run as the executor's own user: they can signal it, read its memory and change its state directory"),
+            (false, Fences { signals: false, .. }) => Some(
+                "commands run as the executor's own user: they can signal it, read its token file and change its state directory",
+            ),
+            (false, Fences { files: false, .. }) => Some(
+                "commands run as the executor's own user: they can read its token file and change its state directory; put both \
+                 below directories that are not that user's",
+            ),
+            (false, Fences { files: true, .. }) => None,
         });
     }
     limits.push("files are not fenced: a command in full access can read and write whatever its user can");
@@ -106,6 +122,8 @@ fn stated_limits(identity: Option<&Identity>, own: &Own) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OPEN: Fences = Fences { signals: false, files: false };
 
     fn someone(uid: u32) -> Identity {
         Identity {
@@ -124,7 +142,7 @@ mod tests {
     #[test]
     fn what_commands_were_given_is_said() {
         let own = Own { uid: 0, readable: false };
-        let said = |identity: Identity| stated_limits(Some(&identity), &own).concat();
+        let said = |identity: Identity| stated_limits(Some(&identity), &own, OPEN).concat();
         let bind = Some(rustix::thread::CapabilitySet::NET_BIND_SERVICE.bits());
         assert!(said(Identity { capabilities: bind, ..someone(7) }).contains("commands have CAP_NET_BIND_SERVICE"));
         assert!(said(Identity { allow_setuid: true, ..someone(7) }).contains("commands can gain privileges"));
@@ -134,9 +152,20 @@ mod tests {
     }
 
     #[test]
+    fn a_fence_leaves_less_to_be_said() {
+        let own = Own { uid: 7, readable: false };
+        let said = |signals, files| stated_limits(Some(&someone(7)), &own, Fences { signals, files }).concat();
+        assert!(said(false, false).contains("can signal it"));
+        assert!(!said(true, false).contains("can signal it") && said(true, false).contains("read its token file"));
+        assert!(!said(true, true).contains("own user"));
+    }
+
+    #[test]
     fn running_as_root_or_as_oneself_is_said() {
         let said = |command, uid, word: &str| {
-            stated_limits(Some(&someone(command)), &Own { uid, readable: false }).iter().any(|one| one.contains(word))
+            stated_limits(Some(&someone(command)), &Own { uid, readable: false }, OPEN)
+                .iter()
+                .any(|one| one.contains(word))
         };
         assert!(said(0, 0, "run as root") && said(0, 7, "run as root"));
         assert!(said(7, 7, "own user") && !said(7, 7, "root"));
@@ -145,8 +174,9 @@ mod tests {
 
     #[test]
     fn only_memory_that_can_be_read_is_said_to_be() {
-        let said =
-            |readable| stated_limits(Some(&someone(7)), &Own { uid: 7, readable }).concat().contains("read its memory");
+        let said = |readable| {
+            stated_limits(Some(&someone(7)), &Own { uid: 7, readable }, OPEN).concat().contains("read its memory")
+        };
         assert!(said(true) && !said(false));
     }
 }

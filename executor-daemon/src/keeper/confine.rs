@@ -32,6 +32,8 @@ use super::{
 const LIMITED: ABI = ABI::V3;
 /// The first version that can refuse TCP.
 const TCP: ABI = ABI::V4;
+/// The first version that can refuse signals, and abstract Unix sockets.
+pub(crate) const FIRST_ABI_FOR_SIGNALS: u32 = 6;
 /// Devices that hold nothing, and terminals: written to in every mode.
 const DEVICES: [&str; 8] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"];

@@ -159,7 +159,12 @@ pub(super) struct Desk {
 impl Desk {
     /// Makes this process a keeper: sub-reaper, working in `/`, all signals blocked, `watched` (and SIGCHLD) taken as
     /// notices.
-    pub(super) fn open(identities: Vec<Identity>, spills: Spills, watched: &[Signal]) -> io::Result<Self> {
+    pub(super) fn open(
+        identities: Vec<Identity>,
+        hidden: Vec<PathBuf>,
+        spills: Spills,
+        watched: &[Signal],
+    ) -> io::Result<Self> {
         std::env::set_current_dir("/")?;
         nix::sys::prctl::set_child_subreaper(true)?;
         // Commands of the same user shall not read the environment or memory of this process.
@@ -179,7 +184,7 @@ impl Desk {
             link: None,
             next: None,
             name,
-            pool: Pool::new(Context { identities, open_files }),
+            pool: Pool::new(Context { identities, open_files, hidden, spills: spills.path().to_owned() }),
             commands: HashMap::new(),
             next_handle: 1,
             spills,

@@ -78,7 +78,7 @@ fn keep(spill_dir: &std::path::Path) -> io::Result<()> {
     let _ = nix::unistd::setsid();
     let identities = vec![caller()];
     let spills = Spills::open(spill_dir, &identities)?;
-    let mut desk = Desk::open(identities, spills, &[])?;
+    let mut desk = Desk::open(identities, Vec::new(), spills, &[])?;
     desk.greet(link, Vec::new(), Vec::new())?;
     'host: loop {
         for notice in desk.turn(None)? {

@@ -14,16 +14,22 @@
 #![expect(unsafe_code, reason = "clones helpers, and asks the kernel for a word that is shared")]
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
 };
 
-use landlock::{CompatLevel, Compatible, Ruleset, RulesetAttr, Scope};
+use landlock::{
+    ABI, AccessFs, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr,
+    Scope,
+};
 use nix::{
+    fcntl::{OFlag, open},
     sys::{
         memfd::{MFdFlags, memfd_create},
         signal::SigSet,
         socket::MsgFlags,
+        stat::Mode,
     },
     unistd::{ForkResult, fork},
 };
@@ -33,6 +39,11 @@ use super::{
     spawn::SharedPids,
     wire::{self, Frame},
 };
+
+/// The rights on files that a fence knows: those of every kernel that has one.
+const FILES: ABI = ABI::V3;
+/// Opens a file to name it, and nothing else.
+const PATH_ONLY: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
 /// The keeper's end of a zygote.
 #[derive(Debug)]
@@ -79,7 +90,7 @@ fn run(socket: OwnedFd, context: &Context) -> io::Result<()> {
     let [socket] = helper::keep_only([socket])?;
     let _ = nix::sys::prctl::set_name(c"command-zygote");
     SigSet::all().thread_block()?;
-    enter_domain()?;
+    enter_domain(context)?;
     while let Some(packet) = wire::receive(socket.as_fd(), MsgFlags::empty())? {
         let Ok(name) = packet.decode::<u64>() else { continue };
         let (_, fds) = packet.into_parts();
@@ -99,12 +110,44 @@ fn run(socket: OwnedFd, context: &Context) -> io::Result<()> {
     Ok(())
 }
 
-/// Enters a domain of its own, for good.
-fn enter_domain() -> io::Result<()> {
+/// Enters a domain of its own, for good. What is to be hidden is left out of what its files are.
+fn enter_domain(context: &Context) -> io::Result<()> {
     let refused = |error: landlock::RulesetError| io::Error::other(error);
-    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
-    let created = ruleset.scope(Scope::Signal).map_err(refused)?.create().map_err(refused)?;
+    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    ruleset = ruleset.scope(Scope::Signal).map_err(refused)?;
+    if !context.hidden.is_empty() {
+        // Neither to list directories nor to execute: directories above would have to allow both of all below them.
+        ruleset = ruleset.handle_access(AccessFs::from_write(FILES) | AccessFs::ReadFile).map_err(refused)?;
+    }
+    let mut created = ruleset.create().map_err(refused)?;
+    if !context.hidden.is_empty() {
+        created = allow_around(created, Path::new("/"), &context.hidden)?;
+        if let Ok(spills) = open(&context.spills, PATH_ONLY, Mode::empty()) {
+            created = created.add_rule(PathBeneath::new(spills, AccessFs::ReadFile)).map_err(refused)?;
+        }
+    }
     // With it no program can gain privileges any more, without which the kernel lets nobody but root enter a domain.
     created.restrict_self().map_err(refused)?;
     Ok(())
+}
+
+/// Allows everything in a directory that none of `hidden` is or lies below, and the same in those above it.
+fn allow_around(mut created: RulesetCreated, directory: &Path, hidden: &[PathBuf]) -> io::Result<RulesetCreated> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_symlink() || hidden.contains(&path) {
+            continue;
+        }
+        if hidden.iter().any(|hidden| hidden.starts_with(&path)) {
+            created = allow_around(created, &path, hidden)?;
+            continue;
+        }
+        // What cannot be opened cannot be used by a command of the same user either.
+        let Ok(opened) = open(&path, PATH_ONLY, Mode::empty()) else { continue };
+        let all = AccessFs::from_write(FILES) | AccessFs::ReadFile;
+        let access = if kind.is_dir() { all } else { all & AccessFs::from_file(FILES) };
+        created = created.add_rule(PathBeneath::new(opened, access)).map_err(io::Error::other)?;
+    }
+    Ok(created)
 }

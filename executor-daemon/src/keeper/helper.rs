@@ -14,6 +14,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -72,6 +73,10 @@ pub(super) struct Context {
     pub(super) identities: Vec<Identity>,
     /// The limit on descriptors that commands get (soft, hard).
     pub(super) open_files: Option<(u64, u64)>,
+    /// Real paths that a fence hides.
+    pub(super) hidden: Vec<PathBuf>,
+    /// The directory that it hides nothing of, but lets nobody write.
+    pub(super) spills: PathBuf,
 }
 
 impl Context {

@@ -103,6 +103,7 @@ impl Daemon {
             server_settings,
             renewal,
             spill_dir,
+            hidden,
             drain_limit,
             unprotected,
         } = options;
@@ -125,7 +126,7 @@ impl Daemon {
             unprotected.map(|what| format!("; unprotected: {what}")).unwrap_or_default(),
         );
         link::null_stdin()?;
-        let desk = Desk::open(identities, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
+        let desk = Desk::open(identities, hidden, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
         Ok(Self {
             desk,
             listening,

@@ -64,6 +64,11 @@ impl Spills {
         Ok(spills)
     }
 
+    /// The directory that all of them lie below.
+    pub(super) fn path(&self) -> &Path {
+        &self.root.path
+    }
+
     fn directory(&mut self, identity: &Identity) -> &mut Directory {
         let other = self.others.iter_mut().find(|(uid, _)| identity.change && *uid == identity.uid);
         other.map_or(&mut self.root, |(_, directory)| directory)
