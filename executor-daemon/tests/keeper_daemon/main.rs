@@ -1,5 +1,6 @@
 //! The daemon's keeper with real processes: start, identities, the server's death, signals, PID 1, the end.
 
+mod hidden;
 mod server_user;
 mod state;
 
