@@ -175,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn failures_say_what_a_person_can_do() {
         let endpoint = Endpoint::parse("http://x:1").expect("an endpoint");
-        let settings = Settings { endpoint: Some(endpoint), access: Access::default(), owner: None };
+        let settings = Settings { endpoint: Some(endpoint), access: Access::default(), owner: None, sandbox: None };
         let backend = Backend::remote(&settings).expect("there is an endpoint");
         let said = |error: &ExecutorError, task: &str| {
             let task = TaskId(task.to_owned());
