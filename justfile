@@ -83,5 +83,5 @@ fuzz-keep:
     export RUSTC_BOOTSTRAP=1
     for target in ${FUZZ_ONLY:-arguments journal tail wire}; do
         mkdir -p "fuzz/corpus/$target"
-        cargo fuzz run --dev "$target" "fuzz/seeds/$target" "fuzz/corpus/$target" -- -merge=1 -max_len=4096
+        cargo fuzz run --dev "$target" "fuzz/seeds/$target" "fuzz/corpus/$target" -- -merge=1 -use_counters=0 -max_len=4096
     done

@@ -415,13 +415,15 @@ async fn an_abort_during_a_timeouts_grace_is_told_by_the_next_server() {
 
 #[tokio::test]
 async fn each_reader_of_an_ownerless_task_has_its_read_repeated_by_the_next_server() {
+    /// As many reads as are kept.
+    const PARTS: u64 = 8;
     let daemon = Daemon::start(&[]);
     let mut client = connection(&daemon).await;
-    let command = "for i in 1 2 3; do printf \"part $i\"; touch wrote$i; while [ ! -e go$i ]; do sleep 0.05; done; done; \
+    let command = "for i in {1..8}; do printf \"part $i\"; touch wrote$i; while [ ! -e go$i ]; do sleep 0.05; done; done; \
                    exit 5";
     let id = client.start_task(task(&key(), command)).await.expect("a task").into_inner().task_id;
     let mut answers = Vec::new();
-    for part in 1..=3 {
+    for part in 1..=PARTS {
         wait_until("it has written", || daemon.dir().join(format!("wrote{part}")).exists().then_some(())).await;
         let known = v1::GetTaskRequest { caller: nobody(), task_id: id.clone() };
         // The server takes the bytes a moment later.
@@ -436,7 +438,7 @@ async fn each_reader_of_an_ownerless_task_has_its_read_repeated_by_the_next_serv
         let answer = read(&mut client, &id, &read_id).await;
         assert_eq!(answer.0, format!("part {part}").into_bytes());
         answers.push((read_id, answer));
-        if part < 3 {
+        if part < PARTS {
             std::fs::write(daemon.dir().join(format!("go{part}")), "").expect("a file");
         }
     }

@@ -221,7 +221,10 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Calls<W> {
                 Ok(_) if self.aborts.contains_key(&id.to_string()) => {
                     Err((INVALID_REQUEST, format!("request {id} is still under way")))
                 }
-                Ok(params) if self.aborts.len() < MAX_CALLS => return Ok(self.call(&id, params)),
+                Ok(params) if self.aborts.len() < MAX_CALLS => {
+                    self.call(&id, params);
+                    return Ok(());
+                }
                 Ok(_) => Err((BUSY, format!("{MAX_CALLS} calls are under way: wait until one is over"))),
                 Err(error) => Err(error),
             },

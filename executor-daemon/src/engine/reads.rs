@@ -174,7 +174,7 @@ impl Reads {
             self.before.insert(0, oldest.read);
         }
         self.answers.push_back(Answer { owner, read, output: output.clone() });
-        self.before.truncate(MAX_READS - MAX_ANSWERS);
+        self.before.truncate(MAX_READS.saturating_sub(self.answers.len()));
     }
 
     /// What is to be written down: the reads that may have to be repeated, the latest first.

@@ -4,9 +4,10 @@
 use std::{collections::BTreeMap, fs, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use executor_daemon::crash::Point;
-use executor_proto::types::{Exit, OwnerId, StreamDelta, TaskId, TaskOutput, TaskStatus};
+use executor_proto::types::{Exit, OwnerId, StreamDelta, TaskId, TaskInfo, TaskOutput, TaskStatus};
 use executor_tests::{Backend, Dies, SESSION, Setup, Stopwatch, World, binaries, block_on, tell, wait_for, wait_until};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tool_client::{
     executor::{Executor, ExecutorError},
@@ -121,47 +122,77 @@ fn lost(text: &str) -> bool {
     text.starts_with("Error: outcome unknown: ") || text.starts_with("Error: executor unavailable: ")
 }
 
-async fn session((point, pass): (Point, u64)) {
-    let death = format!("{} {pass}", point.name());
-    let mut setup = Setup { program: binaries::executor_daemon_with_crash_points, ..Setup::default() };
-    setup.environment.extend([variable((point, pass))]);
-    let mut world = World::start(Backend::Unix, setup.clone()).await.expect("the executor starts");
-    let owner = OwnerId(SESSION.to_owned());
-    world.attach(&owner);
-    let client = Client::of(&world);
+/// What makes the keeper pass the point at which it dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// The session's own calls.
+    Calls,
+    /// Another server takes over from one that was killed.
+    ServerKilled,
+    /// Another server is started on SIGHUP, while the one before serves.
+    Hangup,
+}
 
+/// Plays the session, has the keeper die and another daemon come; returns what the session was told, and the tasks that are known.
+async fn play(
+    (point, pass, why): (Point, u64, Why),
+    world: &mut World,
+    mut setup: Setup,
+    client: &Client,
+) -> (Told, Vec<TaskInfo>) {
     setup.environment.remove("EXECUTOR_CRASH");
-    let mut told = if point.of_taking_over() || point == Point::CommandCarried {
-        let told = client.begin().await;
-        world.daemon().expect("it is a daemon's world").kill_server().await.expect("it is killed");
-        world.restart_after(Dies::KeeperByItself, &setup, |_| {}).await.expect("it comes back");
-        told
-    } else {
+    let told = if why == Why::Calls {
         let (told, restarted) = tokio::join!(client.begin(), world.restart_after(Dies::KeeperByItself, &setup, |_| {}));
         restarted.expect("it comes back");
         told
+    } else {
+        let told = client.begin().await;
+        let daemon = world.daemon().expect("it is a daemon's world");
+        match why {
+            Why::Hangup => daemon.signal(Signal::SIGHUP).expect("sent"),
+            Why::ServerKilled | Why::Calls => drop(daemon.kill_server().await.expect("it is killed")),
+        }
+        world.restart_after(Dies::KeeperByItself, &setup, |_| {}).await.expect("it comes back");
+        told
     };
-    assert_eq!(passes(&world), pass, "{death}");
-
-    // What the one before had started is not there any more, or is known and can be killed.
+    assert_eq!(passes(world), pass, "{point:?}");
     fs::write(world.tmp().join("go"), "").expect("written");
-    let tasks = wait_until(format_args!("all has ended after {death}"), LIMIT, async || {
-        let listed = world.executor().list_tasks(Some(&owner)).await.ok()?;
+    let tasks = wait_until("all has ended", LIMIT, async || {
+        let listed = client.executor.list_tasks(Some(&client.session.id)).await.ok()?;
         let over = listed.iter().all(|task| task.status != TaskStatus::Running && task.leftovers.is_empty());
         over.then(|| listed.into_iter().filter(|task| task.id.0.starts_with("bash-")).collect::<Vec<_>>())
     })
     .await;
+    (told, tasks)
+}
+
+async fn session(death: (Point, u64, Why)) {
+    let (point, pass, _) = death;
+    let mut setup = Setup { program: binaries::executor_daemon_with_crash_points, ..Setup::default() };
+    setup.environment.extend([variable((point, pass))]);
+    let mut world = World::start(Backend::Unix, setup.clone()).await.expect("the executor starts");
+    world.attach(&OwnerId(SESSION.to_owned()));
+    let client = Client::of(&world);
+    let (told, tasks) = play(death, &mut world, setup, &client).await;
+
+    let death = format!("{death:?}");
     world.assert_no_survivors(format_args!("after {death}"));
     for mark in MARKS {
         assert!(lines(&world.tmp().join(mark)) <= 1, "{mark} twice with {death}");
     }
-
-    // Its calls were answered, or it was told that nobody knows.
-    let unknown = "[exit unknown: executor restarted]";
-    assert!(told.run == RUN_TEXT || told.run.ends_with(unknown) || lost(&told.run), "{death}: {}", told.run);
+    check_answers(&death, &told, &tasks);
     if told.run == RUN_TEXT {
         assert_eq!(lines(&world.tmp().join("runs")), 1, "{death}");
     }
+    check_output(&death, &client, told).await;
+    check_notices(&death, &world, &tasks).await;
+    world.finish().await.expect("the executor ends well");
+}
+
+/// Calls were answered, or the session was told that nobody knows; each task has an end that somebody saw, or an unknown one.
+fn check_answers(death: &str, told: &Told, tasks: &[TaskInfo]) {
+    let unknown = "[exit unknown: executor restarted]";
+    assert!(told.run == RUN_TEXT || told.run.ends_with(unknown) || lost(&told.run), "{death}: {}", told.run);
     for (mark, text) in &told.starts {
         match id(text) {
             Some(id) => assert!(tasks.iter().any(|task| task.id == id), "{death}: {text}, and not among {tasks:?}"),
@@ -173,16 +204,19 @@ async fn session((point, pass): (Point, u64)) {
         let named = kill.starts_with(&format!("Error: could not end task {id}: still running: "));
         assert!(right.contains(kill) || named || lost(kill), "{death}: {kill}");
     }
-
-    // Every task has an end that somebody saw, or an unknown one, and its output is there.
-    let seen = [("tasks", Exit::Code(4)), ("floods", Exit::Code(5))];
-    for task in &tasks {
-        let restarted = TaskStatus::Ended(Exit::Unknown("executor restarted".to_owned()));
-        let by_itself = seen.iter().map(|(_, exit)| TaskStatus::Ended(exit.clone()));
-        let killed = TaskStatus::Killed(Some(15));
-        let right = by_itself.chain([restarted, killed]).any(|right| right == task.status);
-        assert!(right, "{death}: {task:?}");
+    let right = [
+        TaskStatus::Ended(Exit::Code(4)),
+        TaskStatus::Ended(Exit::Code(5)),
+        TaskStatus::Ended(Exit::Unknown("executor restarted".to_owned())),
+        TaskStatus::Killed(Some(15)),
+    ];
+    for task in tasks {
+        assert!(right.contains(&task.status), "{death}: {task:?}");
     }
+}
+
+/// What each task had written is read, once, and all of it where its end was seen.
+async fn check_output(death: &str, client: &Client, mut told: Told) {
     if let Some(id) = id(&told.starts["tasks"]) {
         let output = client.read(&id, Duration::ZERO).await;
         take(&mut told.read, &output.stdout, "first\nlast\n");
@@ -199,28 +233,36 @@ async fn session((point, pass): (Point, u64)) {
         assert_eq!(output.stdout.data, written.as_bytes()[start..end], "{death}");
         assert!(output.status != TaskStatus::Ended(Exit::Code(5)) || end == written.len(), "{death}: {end} bytes");
     }
+}
 
-    // One notice each, also after a while in which another could have come.
+/// One notice each, also after a while in which another could have come.
+async fn check_notices(death: &str, world: &World, tasks: &[TaskInfo]) {
     wait_for(format_args!("the notices after {death}"), LIMIT, || world.mailbox().taken().len() >= tasks.len()).await;
     let last = world.background("true").await;
     let of = |id: &TaskId| world.mailbox().taken().iter().filter(|notice| notice.task_id == *id).count();
     wait_for(format_args!("a later notice after {death}"), LIMIT, || of(&last) == 1).await;
-    for task in &tasks {
+    for task in tasks {
         assert_eq!(of(&task.id), 1, "{death}: notices of {}", task.id);
     }
     assert_eq!(world.mailbox().taken().len(), tasks.len() + 1, "{death}");
-    world.finish().await.expect("the executor ends well");
 }
 
 #[test]
 fn the_keeper_may_die_at_every_step() {
     let watch = Stopwatch::start();
     block_on(async {
-        // The first daemon passes the way to take over when it is started.
-        let first = Point::OF_KEEPER.iter().map(|point| (*point, if point.of_taking_over() { 2 } else { 1 }));
+        let replaces = |point: &Point| point.of_taking_over() || *point == Point::CommandCarried;
+        let (of_taking_over, others): (Vec<Point>, Vec<Point>) = Point::OF_KEEPER.iter().copied().partition(replaces);
+        // The first daemon passes the way to take over when it is started, and carries nothing then.
+        let second = |point: Point| if point == Point::CommandCarried { 1 } else { 2 };
+        let replaced = of_taking_over
+            .into_iter()
+            .flat_map(|point| [Why::ServerKilled, Why::Hangup].map(|why| (point, second(point), why)));
+        let first = others.into_iter().map(|point| (point, 1));
         let more = OF_STARTS.iter().flat_map(|point| [(*point, 2), (*point, 4)]);
         let of_streams = [(Point::FileHeld, 4), (Point::ExitHeard, 2), (Point::ReleaseTaken, 2)];
-        let deaths: Vec<_> = first.chain(more).chain(of_streams).collect();
+        let called = first.chain(more).chain(of_streams).map(|(point, pass)| (point, pass, Why::Calls));
+        let deaths: Vec<_> = called.chain(replaced).collect();
         let count = deaths.len();
         let played = stream::iter(deaths).map(async |death| {
             let played = AssertUnwindSafe(session(death)).catch_unwind().await;

@@ -164,3 +164,36 @@ impl Backend {
         (refused && without).then(|| format!("no token was sent; {TOKEN_FILE}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use executor_proto::types::TaskId;
+
+    use super::*;
+    use crate::executor::connect::Access;
+
+    #[tokio::test]
+    async fn failures_say_what_a_person_can_do() {
+        let endpoint = Endpoint::parse("http://x:1").expect("an endpoint");
+        let settings = Settings { endpoint: Some(endpoint), access: Access::default(), owner: None, sandbox: None };
+        let backend = Backend::remote(&settings).expect("there is an endpoint");
+        let said = |error: &ExecutorError, task: &str| {
+            let task = TaskId(task.to_owned());
+            match backend.failure_of(error, &Asked { task: Some(&task), workdir: Some(b"/x"), ..Asked::default() }) {
+                Failure::Own(line) => line,
+                other => panic!("{other:?}"),
+            }
+        };
+        let unknown = |id: &str| ExecutorError::UnknownTask(TaskId(id.to_owned()));
+        assert!(said(&unknown("run-7"), "run-7").starts_with("unknown run \"run-7\": a run is known while it runs"));
+        assert_eq!(said(&unknown("bash-7"), "bash-7"), "unknown bash task \"bash-7\"");
+        assert_eq!(said(&unknown("run-x"), "run-x"), "unknown bash task \"run-x\"");
+        let chdir = |errno: Errno| ExecutorError::Spawn { stage: SpawnStage::Chdir, errno: errno as i32, path: None };
+        let line = said(&chdir(Errno::EACCES), "");
+        assert!(line.ends_with(": permission denied; --workdir DIR starts the command elsewhere"), "{line}");
+        assert!(!said(&chdir(Errno::ENOENT), "").contains("--workdir"));
+        let text = "Error: executor refused the caller: no token";
+        assert!(backend.remark_on(text).is_some_and(|line| line.contains("--token-file FILE")));
+        assert_eq!(backend.remark_on("no token"), None);
+    }
+}

@@ -161,7 +161,7 @@ async fn the_callers_directory_goes_to_a_daemon_on_this_host_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_aborts_the_run_and_waits_for_its_end() {
-    for (signal, code) in [(nix::libc::SIGINT, 130), (nix::libc::SIGTERM, 143)] {
+    for (signal, code) in [(nix::libc::SIGINT, 130), (nix::libc::SIGTERM, 143), (nix::libc::SIGHUP, 129)] {
         let end = v1::RunFinished { aborted: true, stdout: total(4), ..exit(v1::exit::Exit::Signal(15)) };
         let daemon = Daemon::start(Script {
             runs: [Ok(vec![accepted(), output(OUT, 0, b"so")])].into(),
@@ -178,6 +178,23 @@ async fn ctrl_c_aborts_the_run_and_waits_for_its_end() {
         assert_eq!(ended, Ended { code: Some(code), stdout: "on".into(), stderr: String::new() });
         assert_eq!(daemon.seen().calls.iter().filter(|call| **call == "CancelRun").count(), 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::disallowed_methods, reason = "the test starts the binary that it tests as `nohup` does")]
+async fn without_its_terminal_it_goes_on_where_it_is_told_to() {
+    let cli = Cli::new();
+    let script = "trap '' HUP; exec \"$0\" bash 'echo begun; until [ -e go ]; do sleep 0.02; done; echo end'";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_tool-client")]).current_dir(cli.home.path());
+    command.env_remove("EXECUTOR_ENDPOINT").env("HOME", cli.home.path());
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("bash starts");
+    let mut begun = [0; 6];
+    tokio::task::block_in_place(|| child.stdout.as_mut().expect("piped").read_exact(&mut begun)).expect("it comes");
+    send(&child, nix::libc::SIGHUP);
+    std::fs::write(cli.home.path().join("go"), "").expect("written");
+    let ended = of_output(tokio::task::block_in_place(|| child.wait_with_output()).expect("it ends"));
+    assert_eq!(ended, Ended { code: Some(0), stdout: "end\n".into(), stderr: String::new() });
 }
 
 #[tokio::test(flavor = "multi_thread")]

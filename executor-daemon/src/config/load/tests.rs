@@ -264,7 +264,7 @@ fn tenants_share_nothing_that_they_are_known_by() {
     scene.file("a", "0123456789abcde-a\nnext-0123456789abcde-a\n");
     scene.file("b", "0123456789abcde-b\n");
     let ready = format!(
-        "listen = 'tcp:0.0.0.0:0'\ntls_cert_file = {:?}\ntls_key_file = {:?}\nclient_ca_file = {:?}\n",
+        "shares_user = true\nlisten = 'tcp:0.0.0.0:0'\ntls_cert_file = {:?}\ntls_key_file = {:?}\nclient_ca_file = {:?}\n",
         tls("server.crt"),
         tls("server.key"),
         tls("ca.crt")
@@ -413,7 +413,7 @@ fn what_a_tenants_table_says_wins_over_what_is_said_for_all() {
     }
     let daemon = load_file(
         &scene,
-        "max_tasks_per_owner = 7\nworkdir_roots = 'work'\nnetwork = false\nmax_watchers = 4\n\
+        "shares_user = true\nmax_tasks_per_owner = 7\nworkdir_roots = 'work'\nnetwork = false\nmax_watchers = 4\n\
          [tenants.a]\nworkdir_roots = ['other', 'work']\ndefault_workdir = 'other'\nenvironment_allow = ['A_*', 'A_TOKEN']\n\
          sandbox = 'workspace-write'\nwritable_paths = ['token']\nnetwork = true\nsandbox_tool = 'bubblewrap'\nmax_tasks = 1\n\
          max_tasks_per_owner = 2\nmax_processes = 3\nmax_memory_bytes = 1048576\nmax_spill_bytes_in_all = 5\n\
@@ -501,5 +501,34 @@ fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
     assert_eq!(problems.len(), says.len(), "{problems:#?}");
     for (problem, (place, says)) in problems.iter().zip(says) {
         assert!(problem.starts_with(&format!("{place}: {says}")), "{problem}\n{place}: {says}");
+    }
+}
+
+#[test]
+fn tenants_of_one_user_are_refused_as_root_unless_all_of_them_say_so() {
+    let scene = Scene::new();
+    let load = |rest: &str| load_file(&scene, rest);
+    let root = scene.around().uid == 0;
+    let refused = |given: Result<Daemon, Vec<String>>, end: &str| match given {
+        // There is one user only, which is said where the daemon says what is unprotected.
+        Ok(daemon) => assert!(!root && daemon.unprotected.is_some_and(|what| what.contains("share a user"))),
+        Err(problems) => {
+            assert!(matches!(&problems[..], [one] if root && one.contains(end)), "{problems:?}");
+        }
+    };
+    refused(load("[tenants.a]\n[tenants.b]\n"), "uid 0, as those of tenant a, and");
+    refused(load("[tenants.a]\nshares_user = true\n[tenants.b]\n"), "uid 0, as those of tenant a, and");
+    load("[tenants.a]\nshares_user = true\n[tenants.b]\nshares_user = true\n").expect("both say so");
+    load("[tenants.a]\n").expect("whoever started the daemon needs no fence");
+    if root {
+        refused(load("token_file = 'token'\n[tenants.a]\n"), "uid 0, as those of tenant default, and");
+        let ranges = "[tenants.a]\nuid_range = '70000-70063'\n[tenants.b]\nuid_range = ";
+        refused(load(&format!("{ranges}'70063-70099'\n")), "uid 70063, as those of tenant a, and");
+        let daemon = load(&format!("{ranges}'70064-70099'\n")).expect("one each");
+        let uids: Vec<_> = daemon.identities.iter().map(|one| (one.uid, one.uids, one.capabilities)).collect();
+        assert_eq!(uids, [(0, 1, None), (70_000, 64, Some(0)), (70_064, 36, Some(0))]);
+        refused(load(&format!("server_user = '70001'\n{ranges}'70064-70099'\n")), "must not be the user");
+        let peer = "[tenants.a]\nuid_range = '70000-70063'\n[tenants.b]\nrun_as = 'nobody'\npeer_uids = 70001\n";
+        refused(load(peer), "commands run as uid 70001");
     }
 }
