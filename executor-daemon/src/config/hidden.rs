@@ -12,7 +12,7 @@ use std::{
 
 use nix::unistd::{AccessFlags, access};
 
-use super::credentials::CredentialFiles;
+use super::{Settings, credentials::CredentialFiles};
 use crate::keeper::confine;
 
 /// What a fence does for the files of a daemon whose commands run as its own user.
@@ -24,8 +24,13 @@ pub(super) struct Hidden {
     pub(super) exposed: Vec<PathBuf>,
 }
 
-/// Looks which of these files can be hidden.
-pub(super) fn hidden(state_dir: &Path, files: &CredentialFiles, uid: u32) -> Hidden {
+/// Looks which files of a daemon of this user can be hidden, and says in the settings whether all can. `None`: there is no fence
+/// to hide them, or no need, since root has other means.
+pub(super) fn hidden(settings: &mut Settings, state_dir: &Path, files: &CredentialFiles, uid: u32) -> Option<Hidden> {
+    let can_fence = confine::landlock_abi() >= confine::FIRST_ABI_FOR_SIGNALS;
+    if uid == 0 || !can_fence || settings.all_rules().any(|rules| rules.allow_setuid) {
+        return None;
+    }
     let mut hidden = Hidden::default();
     for path in [state_dir].into_iter().chain(files.secrets()) {
         match real(path).filter(|path| is_out_of_reach(path, uid)) {
@@ -35,12 +40,8 @@ pub(super) fn hidden(state_dir: &Path, files: &CredentialFiles, uid: u32) -> Hid
     }
     // What lies in the state directory shares its fate.
     hidden.exposed.retain(|path| !hidden.paths.iter().any(|above| path.starts_with(above)));
-    hidden
-}
-
-/// Whether this kernel can fence commands in at all.
-pub(super) fn can_fence() -> bool {
-    confine::landlock_abi() >= confine::FIRST_ABI_FOR_SIGNALS
+    settings.files_are_hidden = hidden.exposed.is_empty();
+    Some(hidden)
 }
 
 /// A path without links. The last part need not be there yet.

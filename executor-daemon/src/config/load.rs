@@ -150,18 +150,12 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
         ..Settings::new(StateDir::of_server(&state_dir, server_user), PathBuf::new(), Vec::new())
     };
     let mut settings = settings(&mut values, defaults);
-    let fenced = hidden::can_fence() && settings.all_rules().all(|rules| !rules.allow_setuid);
-    let hidden = match around.uid {
-        0 => Hidden::default(),
-        uid if fenced => hidden::hidden(&state_dir, &files, uid),
-        _ => Hidden::default(),
-    };
-    settings.files_are_hidden = !hidden.paths.is_empty() && hidden.exposed.is_empty();
+    let hidden = hidden::hidden(&mut settings, &state_dir, &files, around.uid);
     match identity {
         Some(_) if values.problems.is_empty() => Ok(Daemon {
             drain_limit: drain_limit(&settings),
-            unprotected: all_unprotected(&settings, &identities, server_user, (around.uid, fenced.then_some(&hidden))),
-            hidden: hidden.paths,
+            unprotected: all_unprotected(&settings, &identities, server_user, (around.uid, hidden.as_ref())),
+            hidden: hidden.unwrap_or_default().paths,
             sockets_are_shared: credentials
                 .tenants
                 .iter()

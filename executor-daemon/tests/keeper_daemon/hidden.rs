@@ -51,7 +51,6 @@ fn start(state: &Path, token: &Path) -> Daemon {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "a skipped check says why")]
 async fn commands_of_the_daemons_user_find_neither_its_state_nor_its_token() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
     if !root() {

@@ -267,7 +267,8 @@ async fn a_wider_sandbox_than_the_sessions_needs_a_permission() {
     let question = "run in sandbox mode danger-full-access instead of the session's read-only?";
     let limited = Session { sandbox: Some(SandboxMode::ReadOnly), ..session("s1") };
     let hook = |verdict| Hook { verdict, answer: Some(Ok(())), asked: Mutex::default() };
-    let cases: [(Option<SandboxMode>, Option<Arc<dyn PreExecute>>, Result<SandboxMode, String>); 7] = [
+    type Case = (Option<SandboxMode>, Option<Arc<dyn PreExecute>>, Result<SandboxMode, String>);
+    let cases: [Case; 7] = [
         (None, None, Ok(SandboxMode::ReadOnly)),
         (Some(SandboxMode::ReadOnly), None, Ok(SandboxMode::ReadOnly)),
         (None, Some(Arc::new(Silent)), Ok(SandboxMode::ReadOnly)),
