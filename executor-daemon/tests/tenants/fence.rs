@@ -1,6 +1,7 @@
 //! The operating system stands between tenants, and between the sessions of one that has a range of users.
 
 use executor_proto::v1;
+use nix::sys::signal::Signal;
 
 use super::{Daemon, root};
 
@@ -119,6 +120,34 @@ async fn an_owner_keeps_its_user_over_a_killed_server_and_a_restart() {
     for (owner, user) in [(Some("three"), "70003"), (None, "70001"), (Some("one"), "70000")] {
         assert_eq!(b.run(owner, "id -u").await, user);
     }
+}
+
+#[tokio::test]
+async fn what_a_dead_daemon_left_of_any_user_of_a_range_is_ended_by_the_next() {
+    if !root() {
+        return;
+    }
+    let mut daemon = Daemon::start(TWO).await;
+    let mut b = daemon.client("b").await;
+    assert_eq!(b.run(Some("one"), "id -u").await, "70000");
+    let task_id = b.start_task(Some("two"), "exec sleep 300").await;
+    let asked = v1::GetTaskRequest { caller: super::caller(Some("two")), task_id };
+    let task = b.inner.get_task(asked).await.expect("its own").into_inner().task.expect("it is there");
+    let shell = task.shell_pid.expect("it runs");
+    let alive = || {
+        let stat = std::fs::read_to_string(format!("/proc/{shell}/stat")).ok()?;
+        let (_, after) = stat.rsplit_once(") ")?;
+        (!after.starts_with(['Z', 'X'])).then(|| after.split(' ').nth(1).and_then(|parent| parent.parse().ok()))?
+    };
+    let helper = alive().expect("it runs, and has a parent");
+    // The keeper is held, so that nobody takes the command over from its helper.
+    daemon.signal(Signal::SIGSTOP);
+    super::kill(helper, Signal::SIGKILL);
+    daemon.signal(Signal::SIGKILL);
+    daemon.child.wait().expect("our child");
+    assert!(alive().is_some(), "nobody is there to end it");
+    daemon.start_again().await;
+    super::eventually("it is ended", || alive().is_none().then_some(())).await;
 }
 
 #[tokio::test]

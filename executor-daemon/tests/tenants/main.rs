@@ -68,6 +68,11 @@ impl Daemon {
     async fn restart(&mut self) {
         self.signal(Signal::SIGTERM);
         self.child.wait().expect("our child");
+        self.start_again().await;
+    }
+
+    /// Starts it again over what one that is gone has left.
+    async fn start_again(&mut self) {
         (self.child, self.ready, self.port) = launch(&[], self.dir.path()).await;
     }
 
