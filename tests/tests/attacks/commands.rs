@@ -8,7 +8,7 @@ use crate::{
     report::{Outcome, Report},
     rig::{CANARY, OWNER, Rig},
     script::{
-        Control::{Inside, Outside, Where},
+        Control::{Inside, Root, Where},
         Script, from_inside, script,
     },
 };
@@ -22,19 +22,19 @@ const ROWS: &[Script] = &[
         "environment",
         "find the daemon's secret in the environment",
         r#"env -u CANARY | grep -q "$CANARY" && echo TAKEN"#,
-        Outside(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "$CANARY" && echo works"#),
+        Root(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "$CANARY" && echo works"#),
     ),
     script(
         "environment-of-parents",
         "find it in the environment of each parent",
         r#"pid=$$; while [ "$pid" -gt 1 ]; do pid=$(awk '{print $4}' "/proc/$pid/stat"); tr '\0' '\n' < "/proc/$pid/environ" 2>/dev/null | grep -q "^API_TOKEN=" && echo TAKEN; done"#,
-        Outside(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "^API_TOKEN=" && echo works"#),
+        Root(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "^API_TOKEN=" && echo works"#),
     ),
     script(
         "environment-of-all",
         "find it in the environment of any process",
         r#"for file in /proc/[0-9]*/environ; do tr '\0' '\n' < "$file" 2>/dev/null | grep -q "^API_TOKEN=$CANARY" && echo TAKEN; done"#,
-        Outside(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "^API_TOKEN=" && echo works"#),
+        Root(r#"tr '\0' '\n' < "/proc/$KEEPER/environ" | grep -q "^API_TOKEN=" && echo works"#),
     ),
     script(
         "command-lines",
@@ -174,18 +174,6 @@ except OSError as error:
         Inside(HERE),
     ),
     script(
-        "name",
-        "end the daemon by its name",
-        r#"n=executor-; pkill -9 -f "${n}daemon"; pkill -9 -f "$DAEMON"; pkill -9 daemon; kill -0 $SERVER 2>/dev/null; [ -d "/proc/$SERVER" ] && [ -d "/proc/$KEEPER" ] || echo TAKEN"#,
-        Inside("sleep 77 & pkill -9 -x -s 0 sleep; wait $!; [ $? = 137 ] && echo works"),
-    ),
-    script(
-        "port",
-        "end whoever listens on the daemon's port",
-        r#"fuser -k -9 "$PORT/tcp"; [ -d "/proc/$SERVER" ] && [ -d "/proc/$KEEPER" ] || echo TAKEN"#,
-        Where("command -v fuser && echo works"),
-    ),
-    script(
         "device",
         "make a device of one's own",
         r#"mknod "$WORK/null" c 1 3 && echo TAKEN"#,
@@ -235,21 +223,28 @@ for become in (lambda: os.setuid(0), lambda: os.setresuid(65521, 65521, 65521), 
     ),
 ];
 
-/// Whatever ends the most comes last.
-const LAST: &[Script] = &[script(
-    "parent",
-    "end its parent",
-    r#"(setsid sh -c 'kill -9 $0' $PPID); kill -0 $KEEPER 2>/dev/null; [ -d "/proc/$SERVER" ] && [ -d "/proc/$KEEPER" ] || echo TAKEN"#,
-    Inside("sleep 77 & kill -9 $! && echo works"),
-)];
+/// What ends processes by what they are called or where they stand. It may end the command itself, and what is its tenant's.
+const ENDS: [(&str, &str, &str); 6] = [
+    ("name", "end the daemon by its name", "n=executor-; pkill -9 -f \"${n}daemon\""),
+    ("path", "end the daemon by its program", "pkill -9 -f \"$DAEMON\"; pkill -9 daemon; killall -9 daemon"),
+    ("port", "end whoever listens on the daemon's port", "fuser -k -9 \"$PORT/tcp\""),
+    ("parent", "end its parent", "kill -9 $PPID"),
+    (
+        "ancestors",
+        "end its parent from elsewhere, and its parent's parent",
+        "setsid sh -c 'kill -9 $(awk \"{print \\$4}\" /proc/$0/stat) $0' $PPID",
+    ),
+    ("everything", "end everything that one may signal", "kill -9 -1"),
+];
 
 pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     from_inside(rig, report, "command", ROWS).await;
     report.add("command/own-environment", "have variables of one call in the next", leaks(rig).await);
     report.add("command/loader", "have the loader write files as the daemon", loader(rig).await);
     report.add("command/shell-startup", "have the daemon's shells run a file at their start", startup(rig).await);
-    everything(rig, report).await;
-    from_inside(rig, report, "command", LAST).await;
+    for (name, tried, lines) in ENDS {
+        report.add(format_args!("command/{name}"), tried, ends(rig, lines).await);
+    }
 }
 
 async fn with_environment(rig: &Rig, variables: &[(&str, String)], command: &str) -> String {
@@ -300,14 +295,19 @@ async fn startup(rig: &Rig) -> Outcome {
     Outcome::of(!started.is_empty(), own, started)
 }
 
-/// `kill -9 -1` ends everything that its user may signal: that is the command, and what else is its tenant's.
-async fn everything(rig: &Rig, report: &mut Report) {
-    let said = rig.run_as("a", "kill -9 -1; echo after").await;
-    let whole = [rig.keeper(), rig.server()].iter().all(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
+/// Ends what it can. The daemon, and a task of another tenant, go on, and so does what the tenant asks for next.
+async fn ends(rig: &Rig, lines: &str) -> Outcome {
+    let (b, owner) = (rig.tenant("b"), OwnerId(OWNER.to_owned()));
+    let spec = CommandSpec { command: "sleep 300".into(), ..CommandSpec::default() };
+    let task = b.start_task(Some(&owner), spec).await.expect("started");
+    let said = rig.run_as("a", &format!("exec 2>&1\n{lines}\nsleep 0.1")).await;
     let next = rig.inside("echo next").await;
-    report.add(
-        "command/everything",
-        "end everything that one may signal",
-        Outcome::of(true, whole && next == "next\n", format_args!("{said:?}, then {next:?}")),
-    );
+    let same = rig.is_the_same();
+    let killed = b.kill_task(Some(&owner), &task).await.expect("its own");
+    let refused = same && next == "next\n" && !killed.already_finished;
+    Outcome::of(
+        true,
+        refused,
+        format_args!("{said:?}, then {next:?}; same daemon: {same}; the other's task: {killed:?}"),
+    )
 }

@@ -284,9 +284,6 @@ except OSError as error:
 pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     by_a_neighbour(rig, report, "neighbour-reads", READ).await;
     by_a_neighbour(rig, report, "neighbour-writes", WRITE).await;
-    if rig.mode != crate::rig::Mode::Root {
-        return;
-    }
     from_inside(rig, report, "command-reads", READ).await;
     from_inside(rig, report, "command-spills", SPILL).await;
     from_inside(rig, report, "command-writes", WRITE).await;

@@ -117,18 +117,18 @@ pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     let all = all.join(" ");
     let script = format!("$INTRUDER keeper=$KEEPER server=$SERVER command={shell} -- {all}");
     add(report, "neighbour", "another user of the host", &rig.outside(Some(neighbour), &script), &|_| false);
-    let script = format!("$INTRUDER command={shell} -- {all}");
+    let script = format!("$INTRUDER command={shell} -- {names}");
     for (who, by, tenant, owner) in [
         ("other-tenant-command", "a command of another tenant, on a task", "b", OWNER),
         ("other-owner-command", "a command of another session of the tenant, on a task", "a", "another"),
     ] {
-        if rig.mode != Mode::Root {
-            let reason = "without users of their own, commands of one daemon share a uid";
+        if rig.mode != Mode::Root && tenant == "a" {
+            let reason = "a stated limit: sessions of one tenant share a user and may signal each other";
             report.add(who, by, Outcome::NotTried(reason.to_owned()));
             continue;
         }
         let said = rig.run_for(tenant, owner, &script).await;
-        add(report, who, by, &String::from_utf8_lossy(&said.stdout.tail), &|_| false);
+        add(report, who, by, &String::from_utf8_lossy(&said.stdout.tail), &by_uid);
     }
     let killed = a.kill_task(Some(&owner), &task).await.expect("its own");
     assert!(!killed.already_finished, "the neighbour has ended a task");
@@ -145,9 +145,6 @@ fn add(report: &mut Report, who: &str, by: &str, said: &str, by_uid: &dyn Fn(&st
         let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         let outcome = match line {
             _ if by_uid(name) => Outcome::NotTried("a stated limit where daemon and commands share a uid".to_owned()),
-            None if rig_mode_user(report) && who == "command" => {
-                Outcome::NotTried("commands share the daemon's uid, and nothing fences them".to_owned())
-            }
             None => Outcome::Unproven(said.to_owned()),
             Some(line) => judge(line),
         };
@@ -163,8 +160,4 @@ fn judge(line: &str) -> Outcome {
     let targets: Vec<_> = fields.collect();
     let refused = !targets.is_empty() && targets.iter().all(|(_, outcome)| outcome.starts_with("refused:"));
     Outcome::of(control, refused, line)
-}
-
-fn rig_mode_user(report: &Report) -> bool {
-    report.mode != Mode::Root
 }

@@ -253,10 +253,14 @@ impl Rig {
         String::from_utf8_lossy(&command.output().expect("it can be started").stdout).into_owned()
     }
 
+    /// Whether keeper and server are those of the start.
+    pub(crate) fn is_the_same(&self) -> bool {
+        server_of(&self.child).is_some_and(|now| now.pid == self.server.pid && now.started == self.server.started)
+    }
+
     /// That the daemon is the same as at its start, and answers.
     pub(crate) async fn assert_whole(&self, after: &str) {
-        let same = server_of(&self.child).is_some_and(|now| now == self.server || now.started == self.server.started);
-        assert!(same, "another server after {after}: {:?}\n{}", server_of(&self.child), self.log());
+        assert!(self.is_the_same(), "another server after {after}: {:?}\n{}", server_of(&self.child), self.log());
         for tenant in ["a", "b"] {
             let info = tokio::time::timeout(SOON, async { self.tenant(tenant).info().await }).await;
             assert!(matches!(info, Ok(Ok(_))), "after {after} it answers {info:?}\n{}", self.log());

@@ -133,9 +133,6 @@ for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
 
 pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     by_a_neighbour(rig, report, "neighbour-calls", ROWS).await;
-    if rig.mode != crate::rig::Mode::Root {
-        return;
-    }
     from_inside(rig, report, "command-calls", ROWS).await;
     report.add("command-calls/leftover", "call when the shell has ended", leftover(rig).await);
     report.add("command-calls/descriptors", "leave descriptors to the server over the socket", descriptors(rig));
