@@ -13,7 +13,7 @@
 //! `protocol` (the messages), `wire` (packets), `channel` (what the other end does not take yet), `streams` (pipes), `spill`
 //! (spill files), `page` (stream files), `confine` (what a command is refused), `spawn` (from helper to command), `tree` (who descends from whom, proven), `helper`
 //! (one command), `fence` (a tenant's helpers, from which no signal gets out), `pool` (the helpers), `desk` (the keeper's loop), `left` (what a keeper before left), `listen` (the daemon's sockets), `serve` (the daemon around
-//! it), `privileges` (those that the server gives up), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
+//! it), `privileges` (those that the server gives up), `keyring` (that of the login, which no command has), `init` (as PID 1), `embedded` (without a daemon), `link` (the engine's end).
 //!
 //! Not here: what a command means, timeouts, output, owners. Nothing here decides whether something may happen, except
 //! that commands run as one of the identities that were fixed at start.
@@ -25,6 +25,7 @@ pub mod embedded;
 mod fence;
 mod helper;
 mod init;
+mod keyring;
 pub(crate) mod left;
 pub mod link;
 mod listen;

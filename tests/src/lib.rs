@@ -32,6 +32,7 @@ use futures_util::FutureExt;
 
 mod backend;
 pub mod binaries;
+pub mod certificates;
 mod daemon;
 mod elsewhere;
 pub mod faults;

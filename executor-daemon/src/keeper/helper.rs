@@ -29,7 +29,7 @@ use nix::{
 };
 
 use super::{
-    confine,
+    confine, keyring,
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
     spawn::{self, Descriptors, Limits, SharedPids, Stack},
     tree::{self, Reaped},
@@ -130,6 +130,7 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, pids: &Sh
     default_dispositions();
     SigSet::all().thread_block()?;
     spawn::bound_capabilities(context.capabilities());
+    keyring::separate();
     let mut ended = SigSet::empty();
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;

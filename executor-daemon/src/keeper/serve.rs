@@ -28,7 +28,7 @@ use super::{
     KeeperOptions, Renewal, SERVER_ARGUMENT, ServerUser,
     desk::{Desk, Notice},
     init::{self, Part},
-    link,
+    keyring, link,
     listen::{self, Listening},
     spill::Spills,
     tree, wire,
@@ -58,7 +58,10 @@ const EXIT_LIMIT: Duration = Duration::from_secs(2);
 pub fn serve(options: KeeperOptions) -> ExitCode {
     let served = match init::split() {
         Ok(Part::Init(code)) => return code,
-        Ok(Part::Keeper) => Daemon::open(options).and_then(Daemon::run),
+        Ok(Part::Keeper) => {
+            keyring::leave();
+            Daemon::open(options).and_then(Daemon::run)
+        }
         Err(error) => Err(error),
     };
     match served {

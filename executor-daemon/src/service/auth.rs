@@ -156,7 +156,7 @@ impl Gate {
             Peer::Unix { uid, origin } => self.on_unix(*uid, *origin),
             Peer::Tcp { certificate, .. } => {
                 let names = certificate.get().map_or(&[][..], Vec::as_slice);
-                self.on_tcp(bearer(headers), names)
+                bearer(headers).and_then(|token| self.on_tcp(token, names))
             }
         };
         match admitted {
@@ -233,10 +233,17 @@ impl Gate {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(AUTHORIZATION)?.as_bytes();
-    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+/// The token that is shown. Of two headers a proxy before the daemon may have looked at the other one, so neither is taken.
+fn bearer(headers: &HeaderMap) -> Result<Option<&[u8]>, String> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (first, second) = (values.next(), values.next());
+    if second.is_some() {
+        return Err("more than one `authorization` header".to_owned());
+    }
+    Ok(first.and_then(|value| {
+        let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+    }))
 }
 
 #[cfg(test)]
@@ -301,6 +308,16 @@ mod tests {
             assert!(reason(&tcp(None), &authorization(none)).starts_with("no token"), "{none}");
         }
         assert!(reason(&tcp(None), &HeaderMap::new()).starts_with("no token"));
+    }
+
+    #[test]
+    fn of_two_tokens_neither_is_taken() {
+        for other in ["Bearer first-token-of-two", "Bearer third-token-of-two", ""] {
+            let mut both = authorization("Bearer first-token-of-two");
+            both.append(AUTHORIZATION, HeaderValue::from_static(other));
+            assert_eq!(reason(&tcp(None), &both), "more than one `authorization` header");
+            assert!(gate().admit(&tcp(Some(&["x"])), &both).is_err(), "beside a certificate");
+        }
     }
 
     #[test]

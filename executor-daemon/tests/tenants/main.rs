@@ -40,6 +40,11 @@ fn token(tenant: &str) -> String {
 impl Daemon {
     /// Starts one with these tables, `[tenants.NAME]` without their tokens; `${DIR}` stands for its directory.
     async fn start(tables: &[(&str, &str)]) -> Self {
+        Self::start_through(&[], tables).await
+    }
+
+    /// The same through a program that executes what follows it.
+    async fn start_through(launcher: &[&str], tables: &[(&str, &str)]) -> Self {
         let dir = tempfile::Builder::new().prefix("xt-").tempdir().expect("a directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
         let mut config = "listen = 'tcp:127.0.0.1:0'\nmax_output_bytes = 1000\ngrace_ms = 300\n".to_owned();
@@ -55,7 +60,7 @@ impl Daemon {
             config += &format!("[tenants.{name}]\ntoken_file = '{}'\n{rules}\n", file.display());
         }
         fs::write(dir.path().join("config.toml"), config).expect("written");
-        let (child, ready, port) = launch(dir.path()).await;
+        let (child, ready, port) = launch(launcher, dir.path()).await;
         Self { child, dir, port, ready }
     }
 
@@ -63,7 +68,12 @@ impl Daemon {
     async fn restart(&mut self) {
         self.signal(Signal::SIGTERM);
         self.child.wait().expect("our child");
-        (self.child, self.ready, self.port) = launch(self.dir.path()).await;
+        self.start_again().await;
+    }
+
+    /// Starts it again over what one that is gone has left.
+    async fn start_again(&mut self) {
+        (self.child, self.ready, self.port) = launch(&[], self.dir.path()).await;
     }
 
     /// Kills its server, and waits until there is another one.
@@ -148,8 +158,10 @@ impl Client {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program under test is started as people start it")]
-async fn launch(dir: &Path) -> (Child, String, u16) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_executor-daemon"))
+async fn launch(launcher: &[&str], dir: &Path) -> (Child, String, u16) {
+    let words = [launcher, &[env!("CARGO_BIN_EXE_executor-daemon")]].concat();
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
         .args(["serve", "--config", "config.toml", "--default-workdir", "/"])
         .current_dir(dir)
         .stdin(Stdio::null())

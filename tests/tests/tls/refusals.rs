@@ -2,15 +2,21 @@
 
 use std::{path::Path, time::Duration};
 
-use executor_tests::{Stopwatch, block_on, wait_for};
-use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+use executor_tests::{
+    Stopwatch, block_on,
+    certificates::{
+        Purpose::{ClientAuth, ServerAuth},
+        init, sign,
+    },
+    wait_for,
+};
 use tool_client::executor::{
     Executor, ExecutorError,
     connect::{Access, Endpoint},
     remote::RemoteExecutor,
 };
 
-use crate::rig::{Rig, SOON, init, sign};
+use crate::rig::{Rig, SOON};
 
 /// Long before now, and long after.
 const PAST: i64 = 1_000_000_000;

@@ -3,10 +3,14 @@
 use std::fs;
 
 use executor_proto::types::{CommandSpec, TaskStatus};
-use executor_tests::{block_on, wait_until};
+use executor_tests::{
+    block_on,
+    certificates::{init, private},
+    wait_until,
+};
 use tool_client::executor::{Executor, ExecutorError, connect::Token, remote::RemoteExecutor};
 
-use crate::rig::{Rig, SOON, init, owner, private};
+use crate::rig::{Rig, SOON, owner};
 
 const NEW: &str = "a-new-token-0123456789abcdef";
 

@@ -9,13 +9,15 @@ use std::{
 };
 
 use executor_proto::types::OwnerId;
-use executor_tests::{binaries, wait_for, wait_until};
+use executor_tests::{
+    binaries,
+    certificates::{init, private},
+    wait_for, wait_until,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid},
 };
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
-use time::OffsetDateTime;
 use tool_client::executor::{
     connect::{Access, ClientFiles, ClientTls, Endpoint, Token},
     remote::RemoteExecutor,
@@ -44,35 +46,6 @@ fn program(descriptors: Option<u64>) -> Command {
     let mut command = Command::new("bash");
     command.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]).arg(binaries::executor_daemon());
     command
-}
-
-/// What `executor-daemon init` makes, in a directory.
-pub(crate) fn init(dir: &Path, options: &[&str]) {
-    let made = program(None).arg("init").arg("--dir").arg(dir).args(options).output().expect("it can be started");
-    assert!(made.status.success(), "{made:?}");
-}
-
-/// A certificate and its key that an authority made by `init` has signed, for a host or a client of this name, good until then
-/// (in seconds since 1970).
-pub(crate) fn sign(ca: &Path, to: &Path, name: &str, purpose: ExtendedKeyUsagePurpose, until: i64) {
-    let ca_key = KeyPair::from_pem(&fs::read_to_string(ca.join("ca.key")).expect("a key")).expect("a key");
-    let mut authority = CertificateParams::default();
-    authority.distinguished_name = rcgen::DistinguishedName::new();
-    authority.distinguished_name.push(DnType::CommonName, "executor-daemon CA");
-    let issuer = Issuer::new(authority, ca_key);
-    let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-    params.extended_key_usages = vec![purpose];
-    params.not_before = OffsetDateTime::UNIX_EPOCH;
-    params.not_after = OffsetDateTime::from_unix_timestamp(until).expect("a time");
-    let key = KeyPair::generate().expect("a key");
-    private(&to.with_extension("crt"), &params.signed_by(&key, &issuer).expect("signed").pem());
-    private(&to.with_extension("key"), &key.serialize_pem());
-}
-
-/// A file that its owner alone can read.
-pub(crate) fn private(path: &Path, text: &str) {
-    fs::write(path, text).expect("written");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("a mode");
 }
 
 impl Rig {
