@@ -32,7 +32,7 @@ pub use self::{
     rules::{SandboxTool, TenantRules},
     state_dir::{StateDir, StateDirError},
 };
-use crate::{ids::TenantId, telemetry::LogSettings, tls::ServerTls};
+use crate::{ids::TenantId, keeper::protocol::GroupLimits, telemetry::LogSettings, tls::ServerTls};
 
 /// Everything that the engine is told at start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,6 +111,24 @@ impl Settings {
     /// What holds for all tenants, with what holds for those that are not named.
     pub(crate) fn all_rules(&self) -> impl Iterator<Item = &TenantRules> {
         self.tenants.values().chain([&self.tenant_defaults])
+    }
+
+    /// The tenant's number among all of them: 0 for those without rules of their own.
+    #[must_use]
+    pub fn number_of(&self, tenant: &TenantId) -> u32 {
+        let among = self.tenants.keys().position(|name| *name == tenant.0);
+        // There are fewer tenants than bytes in a file that is read.
+        among.and_then(|index| u32::try_from(index + 1).ok()).unwrap_or(0)
+    }
+
+    /// What the processes of each tenant may have together, by [`Settings::number_of`].
+    #[must_use]
+    pub fn group_limits(&self) -> Vec<GroupLimits> {
+        let limits = |rules: &TenantRules| GroupLimits {
+            max_processes: rules.max_processes,
+            max_memory_bytes: rules.max_memory_bytes,
+        };
+        std::iter::once(&self.tenant_defaults).chain(self.tenants.values()).map(limits).collect()
     }
 
     /// What holds for a tenant.

@@ -30,12 +30,16 @@ use crate::{
     crash::Point,
     ids::{Caller, TenantId},
     journal::{self, Journal, KeeperInstance, RecordedStart, Recovered},
-    keeper::link::{Carried, KeeperLink},
+    keeper::{
+        groups,
+        link::{Carried, KeeperLink},
+    },
     limits::{HostLimits, Limits},
     output::{self, ReadUntil},
     sandbox::Support,
 };
 
+mod budgets;
 mod carry;
 mod command;
 mod completions;
@@ -45,6 +49,7 @@ mod entry;
 mod fuzzing;
 mod info;
 mod keys;
+mod leftovers;
 mod reads;
 mod recall;
 mod registry;
@@ -157,13 +162,19 @@ impl Engine {
         Ok(Self { inner })
     }
 
+    /// How much each may use.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
     /// What this executor is to a tenant. `version` is this crate's; `stated_limits` and `features` say what holds in this mode.
     #[must_use]
     pub fn info(&self, tenant: &TenantId) -> ExecutorInfo {
         let Inner { settings, support, keeper, instance_id, limits, .. } = &*self.inner;
         let rules = settings.rules(tenant);
         let identity = usize::try_from(rules.identity).ok().and_then(|index| keeper.identities().get(index));
-        info::info(settings, support, rules, identity, instance_id.clone(), limits.max_commands())
+        let grouped = groups::are_made(settings.number_of(tenant));
+        info::info(settings, (support, grouped), rules, identity, instance_id.clone(), limits.in_force(tenant))
     }
 
     /// Starts a foreground run, or attaches to the one that this key has started. When the last [`Run`] of it is dropped
@@ -389,7 +400,7 @@ impl Inner {
         if !settings.tenants.contains_key(&tenant.0) {
             Self::open_uids(&mut uids, &state_dir, &keeper, tenant, &settings.tenant_defaults)?;
         }
-        let limits = Limits::new(settings.max_tasks, settings.tenant_defaults.max_tasks_per_owner, HostLimits::learn());
+        let limits = Limits::new(budgets::of(&settings), HostLimits::learn(), &settings.state_dir.join("spill"));
         let inner = Self {
             instance_id: state_dir.instance_id()?,
             ring_bytes: start::ring_bytes(settings.max_output_bytes),
@@ -486,10 +497,14 @@ impl Inner {
         let mut entries = self.registry().of_owner(&caller.tenant, caller.owner.as_ref());
         entries.retain(|entry| entry.has_leftovers() && entry.look(|state| !state.ending()));
         let counts: Vec<u64> = entries.iter().map(|entry| entry.leftovers()).collect();
-        let too_many = oldest_above(&counts, self.settings.max_leftovers_per_owner);
+        let too_many = leftovers::oldest_above(&counts, self.settings.max_leftovers_per_owner);
         for entry in &entries[..too_many] {
             tracing::warn!(
-                id = %entry.facts.id, processes = entry.leftovers(), cap = self.settings.max_leftovers_per_owner,
+                tenant = caller.tenant.0,
+                owner = caller.owner.as_ref().map(|owner| &*owner.0),
+                task = entry.facts.id.0,
+                processes = entry.leftovers(),
+                cap = self.settings.max_leftovers_per_owner,
                 "leftovers are ended: their owner has too many"
             );
             entry.apply(|state| state.request(Cause::Leftovers));
@@ -501,9 +516,7 @@ impl Inner {
         for entry in entries {
             self.journal.forgotten(entry.facts.number, now_ms());
             for stream in StreamName::BOTH {
-                if let Some(path) = entry.streams.get(stream).spill_path() {
-                    self.keeper.remove_spill(path);
-                }
+                entry.streams.get(stream).remove_spill();
             }
         }
     }
@@ -529,16 +542,6 @@ fn prefix(kind: Kind) -> &'static str {
         Kind::Run => "run",
         Kind::Task => "bash",
     }
-}
-
-/// Of counts from oldest to newest, how many of the oldest must go so that the rest is within the cap.
-fn oldest_above(counts: &[u64], cap: u64) -> usize {
-    let mut sum = 0_u64;
-    let stay = counts.iter().rev().take_while(|count| {
-        sum = sum.saturating_add(**count);
-        sum <= cap
-    });
-    counts.len() - stay.count()
 }
 
 fn owner_of(caller: &Caller) -> Result<&OwnerId, ExecutorError> {
@@ -575,20 +578,5 @@ impl TaskWatch {
     /// The next event; `None` when the engine has drained. Cancel-safe.
     pub async fn next(&mut self) -> Option<WatchEvent> {
         self.watch.next().await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_leftovers_go_until_the_rest_is_within_the_cap() {
-        assert_eq!(oldest_above(&[], 64), 0);
-        assert_eq!(oldest_above(&[1; 64], 64), 0);
-        assert_eq!(oldest_above(&[1; 65], 64), 1);
-        assert_eq!(oldest_above(&[10, 60, 3], 64), 1);
-        assert_eq!(oldest_above(&[70, 1], 64), 1);
-        assert_eq!(oldest_above(&[70], 64), 1);
     }
 }

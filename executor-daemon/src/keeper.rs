@@ -23,6 +23,7 @@ pub(crate) mod confine;
 mod desk;
 pub mod embedded;
 mod fence;
+pub(crate) mod groups;
 mod helper;
 mod init;
 mod keyring;
@@ -89,6 +90,8 @@ impl fmt::Debug for Renewal {
 pub struct KeeperOptions {
     /// Who commands may run as; not empty, index 0 is the default.
     pub identities: Vec<Identity>,
+    /// What the processes of each tenant may have together, by the tenants' numbers.
+    pub groups: Vec<protocol::GroupLimits>,
     /// Where to listen.
     pub listeners: Vec<Listener>,
     /// Who the server runs as. `None`: as the keeper.

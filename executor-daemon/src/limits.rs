@@ -1,228 +1,321 @@
 //! How much is allowed: budgets as permits that are given back when they are dropped.
 //!
-//! What the host allows is found out once, at start (`HostLimits`), and is a cap on what the configuration wants.
+//! Of what there is in all, tenants have shares (`shares`): a flood of one leaves the others working. Within a tenant no owner
+//! has more than its own part. What the host allows is found out once, at start (`HostLimits`), and is a cap on what the
+//! configuration wants.
+
+mod disk;
+mod host;
+mod rate;
+mod shares;
+mod spills;
+mod tally;
 
 use std::{
     collections::HashMap,
-    fs,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use executor_proto::{error::ExecutorError, types::OwnerId};
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
+pub(crate) use self::{
+    disk::Disk,
+    host::HostLimits,
+    rate::Rate,
+    spills::{Grown, SpillBudget, SpillRoom},
+};
+use self::{
+    shares::Shares,
+    tally::{Permit, Tally},
+};
 use crate::ids::{Caller, TenantId};
 
-/// Descriptors that one command takes while it is alive: in the engine's process two pipes, two stream files, two spills and
-/// its helper's news; in the keeper, which has the same limit, the pages of two stream files more.
-const DESCRIPTORS_PER_COMMAND: u64 = 9;
+/// Requests that may be under way at the same time in all. A connection carries 4,096 at most; what each takes is small but for
+/// the command that it may bring.
+const MAX_REQUESTS: u64 = 8_192;
 
-/// Most connections that the listening sockets of one kind (Unix or TCP) share.
-const MAX_CONNECTIONS_PER_KIND: u64 = 1_024;
+/// The same of those that end something or say that it was seen: they free what others wait for, and are never refused for want
+/// of it.
+const MAX_ENDINGS: u64 = 4_096;
 
-/// Kinds of listening sockets.
-const CONNECTION_KINDS: u64 = 2;
+/// Streams that may wait for completions or read output at the same time in all.
+const MAX_WATCHERS: u64 = 4_096;
 
-/// Of this many descriptors, connections of one kind may take one: both kinds take a quarter, whoever connects.
-const DESCRIPTORS_PER_CONNECTION_OF_A_KIND: u64 = 8;
-
-/// Descriptors that are left to everything else: the runtime, readers of spills, starts under way.
-const DESCRIPTORS_RESERVED: u64 = 128;
-
-/// Processes that one command takes at least: its helper and its shell.
-const PROCESSES_PER_COMMAND: u64 = 2;
-
-/// What this host allows this process, where it can be learned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct HostLimits {
-    /// Soft `RLIMIT_NOFILE`.
-    descriptors: Option<u64>,
-    /// The least of soft `RLIMIT_NPROC`, the control group's `pids.max` and the kernel's `pid_max`.
-    processes: Option<u64>,
-}
-
-impl HostLimits {
-    /// Asks the host. What cannot be learned does not limit.
-    pub(crate) fn learn() -> Self {
-        let soft = |resource| getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY);
-        let number = |path: &str| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let processes = [
-            soft(Resource::RLIMIT_NPROC),
-            // The group's own directory is at the mount's root inside a container; elsewhere the line names it.
-            number("/sys/fs/cgroup/pids.max"),
-            number("/sys/fs/cgroup/pids/pids.max"),
-            own_control_group().and_then(|group| number(&format!("/sys/fs/cgroup{group}/pids.max"))),
-            number("/proc/sys/kernel/pid_max"),
-        ];
-        Self { descriptors: soft(Resource::RLIMIT_NOFILE), processes: processes.into_iter().flatten().min() }
-    }
-
-    /// Connections that the listening sockets of one kind (Unix or TCP) may have at the same time: 1 to 1,024. Each kind
-    /// has its own, so that strangers on TCP cannot keep the Unix socket from its user, nor commands from starting.
-    pub(crate) fn connections_per_kind(self) -> u64 {
-        let share = self.descriptors.map(|all| all / DESCRIPTORS_PER_CONNECTION_OF_A_KIND);
-        share.unwrap_or(MAX_CONNECTIONS_PER_KIND).clamp(1, MAX_CONNECTIONS_PER_KIND)
-    }
-
-    /// Of the commands that are wanted at the same time, how many can be had. At least one.
-    fn cap(self, wanted: u64) -> u64 {
-        let others = DESCRIPTORS_RESERVED + CONNECTION_KINDS * self.connections_per_kind();
-        let descriptors = self.descriptors.map(|all| all.saturating_sub(others) / DESCRIPTORS_PER_COMMAND);
-        let processes = self.processes.map(|all| all / PROCESSES_PER_COMMAND);
-        [descriptors, processes].into_iter().flatten().fold(wanted, u64::min).max(1)
-    }
-}
-
-/// The path of this process's version 2 control group.
-fn own_control_group() -> Option<String> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
-}
+/// What one owner may have of spills where nothing else is said, in bytes.
+const SPILL_BYTES_PER_OWNER: u64 = 1024 * 1024 * 1024;
 
 /// An owner within its tenant; those without a session share one budget.
 type Account = (TenantId, Option<OwnerId>);
 
-#[derive(Debug, Default)]
-struct Counts {
-    commands: u64,
-    tasks: HashMap<Account, u64>,
+/// What one tenant may use. `None`: what there is in all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Budget {
+    /// Commands that may be alive at the same time.
+    pub(crate) max_tasks: Option<u64>,
+    /// Tasks of one owner that may run at the same time. `None`: as many as the tenant's.
+    pub(crate) max_tasks_per_owner: Option<u64>,
+    /// Spills, in bytes.
+    pub(crate) max_spill_bytes_in_all: Option<u64>,
+    /// Of one owner, in bytes. `None`: 1 GiB.
+    pub(crate) max_spill_bytes_per_owner: Option<u64>,
+    /// Output that is taken in a second. `None` or 0: as fast as it comes.
+    pub(crate) max_output_bytes_per_second: Option<u64>,
+    /// Streams that wait for completions or read output.
+    pub(crate) max_watchers: Option<u64>,
+    /// Requests under way.
+    pub(crate) max_requests: Option<u64>,
+}
+
+/// What all tenants may use.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Budgets {
+    /// Commands that may be alive at the same time in all, before the host's limits.
+    pub(crate) max_tasks: u64,
+    /// Of tenants that are not among the known: those of a caller that names its tenant itself.
+    pub(crate) others: Budget,
+    /// Of those that are.
+    pub(crate) known: Vec<(TenantId, Budget)>,
+}
+
+impl Budgets {
+    fn of(&self, tenant: &TenantId) -> &Budget {
+        self.known.iter().find(|(known, _)| known == tenant).map_or(&self.others, |(_, budget)| budget)
+    }
+
+    /// Shares of so much, or of what was asked for by name where that is more.
+    fn shares_as_asked(&self, total: u64, cap: impl Fn(&Budget) -> Option<u64>) -> Shares {
+        let asked = self.known.iter().map(|(_, budget)| budget).chain([&self.others]).filter_map(&cap);
+        self.shares(asked.fold(total, u64::max), cap)
+    }
+
+    fn shares(&self, total: u64, cap: impl Fn(&Budget) -> Option<u64>) -> Shares {
+        Shares::new(total, self.known.iter().map(|(tenant, budget)| (tenant.clone(), cap(budget).unwrap_or(u64::MAX))))
+    }
+}
+
+/// What is in force for one tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct InForce {
+    /// Commands of the tenant that may be alive at the same time: runs, tasks and what is left over of them.
+    pub(crate) max_tasks: u64,
+    /// Tasks of one owner.
+    pub(crate) max_tasks_per_owner: u64,
+    /// Spills of the tenant, in bytes.
+    pub(crate) max_spill_bytes_in_all: u64,
+    /// Of one owner, in bytes.
+    pub(crate) max_spill_bytes_per_owner: u64,
+    /// 0: as fast as it comes.
+    pub(crate) max_output_bytes_per_second: u64,
+    /// Streams that wait for completions or read output.
+    pub(crate) max_watchers: u64,
+    /// Requests under way.
+    pub(crate) max_requests: u64,
+}
+
+/// What a request does with what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    /// It starts, asks or reads.
+    Work,
+    /// It ends something, or says that something was seen.
+    Ending,
+    /// It is a stream that may be open for long.
+    Watcher,
+}
+
+/// Requests of one kind.
+#[derive(Debug)]
+struct Requests {
+    what: &'static str,
+    what_of_owner: &'static str,
+    shares: Shares,
+    tenants: Tally<TenantId>,
+    owners: Tally<Account>,
+}
+
+impl Requests {
+    fn new(what: &'static str, what_of_owner: &'static str, shares: Shares) -> Self {
+        Self { what, what_of_owner, shares, tenants: Tally::default(), owners: Tally::default() }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    budgets: Budgets,
+    command_shares: Shares,
+    commands: Tally<TenantId>,
+    tasks: Tally<Account>,
+    runs: Tally<Account>,
+    work: Requests,
+    endings: Requests,
+    watchers: Requests,
+    spill_shares: Shares,
+    spills: SpillBudget,
+    rates: Mutex<HashMap<TenantId, Arc<Rate>>>,
 }
 
 /// The budgets of one executor. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    counts: Arc<Mutex<Counts>>,
-    max_commands: u64,
-    max_tasks_per_owner: u64,
-}
+pub(crate) struct Limits(Arc<Inner>);
 
 impl Limits {
-    /// Budgets as wanted, within what the host allows.
-    pub(crate) fn new(max_commands: u64, max_tasks_per_owner: u64, host: HostLimits) -> Self {
-        Self { counts: Arc::default(), max_commands: host.cap(max_commands), max_tasks_per_owner }
+    /// Budgets as wanted, within what the host allows. Spills lie in this directory.
+    pub(crate) fn new(budgets: Budgets, host: HostLimits, spill_dir: &Path) -> Self {
+        let max_commands = host.cap(budgets.max_tasks);
+        let spill_shares = budgets
+            .shares_as_asked(disk::for_spills(spill_dir).unwrap_or(u64::MAX), |budget| budget.max_spill_bytes_in_all);
+        let per_owner = |budget: &Budget| budget.max_spill_bytes_per_owner.unwrap_or(SPILL_BYTES_PER_OWNER);
+        let of_known = budgets.known.iter().map(|(tenant, budget)| (tenant.clone(), per_owner(budget))).collect();
+        let spills = SpillBudget::new(spill_shares.clone(), (of_known, per_owner(&budgets.others)));
+        Self(Arc::new(Inner {
+            command_shares: budgets.shares(max_commands, |budget| budget.max_tasks),
+            commands: Tally::default(),
+            tasks: Tally::default(),
+            runs: Tally::default(),
+            work: Requests::new(
+                "requests",
+                "requests of the owner",
+                budgets.shares_as_asked(MAX_REQUESTS, |budget| budget.max_requests),
+            ),
+            endings: Requests::new(
+                "requests to end",
+                "requests of the owner to end",
+                budgets.shares_as_asked(MAX_ENDINGS, |budget| budget.max_requests),
+            ),
+            watchers: Requests::new(
+                "watchers",
+                "watchers of the owner",
+                budgets.shares_as_asked(MAX_WATCHERS, |budget| budget.max_watchers),
+            ),
+            spill_shares,
+            spills,
+            rates: Mutex::default(),
+            budgets,
+        }))
     }
 
-    /// Commands that may be alive at the same time, runs, tasks and what is left over of them.
-    pub(crate) fn max_commands(&self) -> u64 {
-        self.max_commands
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is in force for this tenant: the most that it can have.
+    pub(crate) fn in_force(&self, tenant: &TenantId) -> InForce {
+        let Inner { budgets, command_shares, work, watchers, spill_shares, .. } = &*self.0;
+        let budget = budgets.of(tenant);
+        let max_tasks = command_shares.most(tenant);
+        InForce {
+            max_tasks,
+            max_tasks_per_owner: budget.max_tasks_per_owner.unwrap_or(max_tasks),
+            max_spill_bytes_in_all: spill_shares.most(tenant),
+            max_spill_bytes_per_owner: budget.max_spill_bytes_per_owner.unwrap_or(SPILL_BYTES_PER_OWNER),
+            max_output_bytes_per_second: budget.max_output_bytes_per_second.unwrap_or(0),
+            max_watchers: watchers.shares.most(tenant),
+            max_requests: work.shares.most(tenant),
+        }
     }
 
     /// Room for one more command.
-    pub(crate) fn command(&self) -> Result<CommandPermit, ExecutorError> {
-        let mut counts = self.lock();
-        if counts.commands >= self.max_commands {
-            return Err(over("running commands", counts.commands, self.max_commands));
-        }
-        counts.commands += 1;
-        Ok(CommandPermit { limits: self.clone() })
+    pub(crate) fn command(&self, caller: &Caller) -> Result<CommandPermit, ExecutorError> {
+        let limit = |used: &HashMap<_, _>| self.0.command_shares.limit(used, &caller.tenant);
+        self.0.commands.take(&caller.tenant, "running commands", limit).map(|permit| CommandPermit { _permit: permit })
     }
 
     /// The room of a command that is alive already: it cannot be refused, and counts.
-    pub(crate) fn command_there(&self) -> CommandPermit {
-        self.lock().commands += 1;
-        CommandPermit { limits: self.clone() }
-    }
-
-    /// The room of a task that runs already.
-    pub(crate) fn task_there(&self, caller: &Caller) -> TaskPermit {
-        let account = (caller.tenant.clone(), caller.owner.clone());
-        *self.lock().tasks.entry(account.clone()).or_default() += 1;
-        TaskPermit { limits: self.clone(), account }
+    pub(crate) fn command_there(&self, caller: &Caller) -> CommandPermit {
+        CommandPermit { _permit: self.0.commands.there(&caller.tenant) }
     }
 
     /// Room for one more running task of this caller's owner.
-    pub(crate) fn task(&self, caller: &Caller) -> Result<TaskPermit, ExecutorError> {
-        let account = (caller.tenant.clone(), caller.owner.clone());
-        let mut counts = self.lock();
-        let used = counts.tasks.get(&account).copied().unwrap_or(0);
-        if used >= self.max_tasks_per_owner {
-            return Err(over("running tasks", used, self.max_tasks_per_owner));
+    pub(crate) fn task(&self, caller: &Caller) -> Result<OwnerPermit, ExecutorError> {
+        let limit = self.in_force(&caller.tenant).max_tasks_per_owner;
+        of_owner(&self.0.tasks, "running tasks", caller, limit)
+    }
+
+    /// The room of a task that runs already.
+    pub(crate) fn task_there(&self, caller: &Caller) -> OwnerPermit {
+        OwnerPermit { _permit: self.0.tasks.there(&account(caller)) }
+    }
+
+    /// Room for one more run of this caller's owner: as many as tasks, or half of what its tenant can have, whichever is more.
+    pub(crate) fn run(&self, caller: &Caller) -> Result<OwnerPermit, ExecutorError> {
+        let InForce { max_tasks, max_tasks_per_owner, .. } = self.in_force(&caller.tenant);
+        let limit = max_tasks_per_owner.max(max_tasks.div_ceil(2));
+        of_owner(&self.0.runs, "running commands of the owner", caller, limit)
+    }
+
+    /// The room of a run that runs already.
+    pub(crate) fn run_there(&self, caller: &Caller) -> OwnerPermit {
+        OwnerPermit { _permit: self.0.runs.there(&account(caller)) }
+    }
+
+    /// Room for one more request of this tenant.
+    pub(crate) fn request(&self, tenant: &TenantId, kind: RequestKind) -> Result<RequestPermit, ExecutorError> {
+        let of = self.requests(kind);
+        let of_tenant = of.tenants.take(tenant, of.what, |used| of.shares.limit(used, tenant))?;
+        Ok(RequestPermit { limits: self.clone(), kind, _of_tenant: of_tenant })
+    }
+
+    fn requests(&self, kind: RequestKind) -> &Requests {
+        match kind {
+            RequestKind::Work => &self.0.work,
+            RequestKind::Ending => &self.0.endings,
+            RequestKind::Watcher => &self.0.watchers,
         }
-        counts.tasks.insert(account.clone(), used + 1);
-        Ok(TaskPermit { limits: self.clone(), account })
+    }
+
+    /// The room for a spill of this caller's.
+    pub(crate) fn spill(&self, caller: &Caller) -> SpillRoom {
+        self.0.spills.room(caller)
+    }
+
+    /// How fast this tenant's output is taken. `None`: as it comes.
+    pub(crate) fn rate(&self, tenant: &TenantId) -> Option<Arc<Rate>> {
+        let per_second = self.0.budgets.of(tenant).max_output_bytes_per_second.filter(|bytes| *bytes > 0)?;
+        let mut rates = self.0.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Arc::clone(rates.entry(tenant.clone()).or_insert_with(|| Arc::new(Rate::new(per_second)))))
     }
 }
 
-fn over(what: &str, used: u64, limit: u64) -> ExecutorError {
-    ExecutorError::OverLimit { what: what.to_owned(), used, limit }
+fn of_owner(
+    tally: &Tally<Account>,
+    what: &'static str,
+    caller: &Caller,
+    limit: u64,
+) -> Result<OwnerPermit, ExecutorError> {
+    tally.take(&account(caller), what, |_| limit).map(|permit| OwnerPermit { _permit: permit })
+}
+
+fn account(caller: &Caller) -> Account {
+    (caller.tenant.clone(), caller.owner.clone())
 }
 
 /// One command that may be alive.
 #[derive(Debug)]
 pub(crate) struct CommandPermit {
-    limits: Limits,
+    _permit: Permit<TenantId>,
 }
 
-impl Drop for CommandPermit {
-    fn drop(&mut self) {
-        self.limits.lock().commands -= 1;
-    }
-}
-
-/// One task that may run.
+/// One task or run that may run, or a request under way, as its owner's.
 #[derive(Debug)]
-pub(crate) struct TaskPermit {
-    limits: Limits,
-    account: Account,
+pub(crate) struct OwnerPermit {
+    _permit: Permit<Account>,
 }
 
-impl Drop for TaskPermit {
-    fn drop(&mut self) {
-        let mut counts = self.limits.lock();
-        if let Some(used) = counts.tasks.get_mut(&self.account) {
-            *used -= 1;
-            if *used == 0 {
-                counts.tasks.remove(&self.account);
-            }
-        }
+/// One request under way.
+#[derive(Debug)]
+pub(crate) struct RequestPermit {
+    limits: Limits,
+    kind: RequestKind,
+    _of_tenant: Permit<TenantId>,
+}
+
+impl RequestPermit {
+    /// It is made for this owner, who may have half of what its tenant can have.
+    ///
+    /// # Errors
+    /// [`ExecutorError::OverLimit`].
+    pub(crate) fn made_for(&self, caller: &Caller) -> Result<OwnerPermit, ExecutorError> {
+        let of = self.limits.requests(self.kind);
+        of_owner(&of.owners, of.what_of_owner, caller, of.shares.most(&caller.tenant).div_ceil(2))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn caller(owner: &str) -> Caller {
-        Caller { tenant: TenantId::default_tenant(), owner: Some(OwnerId(owner.into())) }
-    }
-
-    #[test]
-    fn the_scarcest_thing_of_the_host_decides() {
-        let host = |descriptors, processes| HostLimits { descriptors, processes };
-        assert_eq!(host(None, None).cap(16_384), 16_384);
-        // 1,024 without 128 for everything else and 128 connections of either kind.
-        assert_eq!(host(Some(1_024), None).cap(16_384), 71);
-        assert_eq!(host(Some(1 << 20), Some(256)).cap(16_384), 128);
-        assert_eq!(host(Some(1 << 20), Some(1 << 20)).cap(10), 10);
-        assert_eq!(host(Some(3), Some(1)).cap(10), 1);
-        assert!(HostLimits::learn().cap(16_384) >= 1);
-    }
-
-    #[test]
-    fn connections_take_a_quarter_of_the_descriptors_at_most() {
-        let connections = |descriptors| HostLimits { descriptors, processes: None }.connections_per_kind();
-        assert_eq!(connections(Some(1_024)), 128);
-        assert_eq!(connections(Some(1 << 20)), 1_024);
-        assert_eq!(connections(None), 1_024);
-        assert_eq!(connections(Some(3)), 1);
-    }
-
-    #[test]
-    fn permits_come_back_when_they_are_dropped_and_nothing_is_kept_of_an_idle_owner() {
-        let limits = Limits::new(3, 2, HostLimits::default());
-        let held = [limits.task(&caller("a")).unwrap(), limits.task(&caller("a")).unwrap()];
-        let error = limits.task(&caller("a")).unwrap_err();
-        assert_eq!(error, over("running tasks", 2, 2));
-        drop(limits.task(&caller("b")).unwrap());
-        drop(held);
-        assert!(limits.lock().tasks.is_empty());
-        let commands: Vec<_> = (0..3).map(|_| limits.command().unwrap()).collect();
-        assert_eq!(limits.command().unwrap_err(), over("running commands", 3, 3));
-        drop(commands);
-        assert!(limits.command().is_ok());
-    }
-}
+mod tests;

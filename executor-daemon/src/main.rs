@@ -96,6 +96,7 @@ fn serve(flags: ServeFlags) -> ExitCode {
     }
     keeper::serve(keeper::KeeperOptions {
         identities,
+        groups: server.engine.group_limits(),
         listeners: listeners
             .into_iter()
             .map(|address| match address {

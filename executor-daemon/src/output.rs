@@ -53,6 +53,7 @@ pub(crate) use self::{
     record::{prepare as prepare_ring_file, recover as recover_ring_file},
     ring::StreamFile,
 };
+use crate::limits::{Rate, SpillRoom};
 
 /// The smallest ring: faster than larger ones (it stays in the processor's cache), and room for a spill to be behind.
 const MIN_RING_BYTES: u64 = 1024 * 1024;
@@ -74,8 +75,12 @@ pub(crate) struct StreamOptions {
     pub(crate) ring_bytes: u64,
     /// Bytes after which a spill keeps only its head. 0: no spill is made.
     pub(crate) max_spill_bytes: u64,
-    /// Opens the spill again once it is closed.
-    pub(crate) spills: Arc<dyn ReopenSpill>,
+    /// Opens the spill again once it is closed, and removes it.
+    pub(crate) spills: Arc<dyn SpillFiles>,
+    /// What the spill may take of the disk.
+    pub(crate) room: Arc<SpillRoom>,
+    /// How fast bytes are taken. `None`: as they come.
+    pub(crate) rate: Option<Arc<Rate>>,
 }
 
 /// The ring that a tail of this size needs, in bytes: a whole number of pages, at least twice the tail.
@@ -98,10 +103,13 @@ pub(crate) trait StreamFiles: Send + Sync {
     fn spill(&self) -> BoxFuture<'_, io::Result<(OwnedFd, PathBuf)>>;
 }
 
-/// Opens finished spills: they lie where this process may have no way to them.
-pub(crate) trait ReopenSpill: std::fmt::Debug + Send + Sync {
+/// Spills that were made: they lie where this process may have no way to them.
+pub(crate) trait SpillFiles: std::fmt::Debug + Send + Sync {
     /// Opens the spill file at this path for reading.
     fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>>;
+
+    /// Removes the spill file at this path, whether or not it is there.
+    fn remove(&self, path: PathBuf);
 }
 
 /// Where a stream stands.
@@ -212,7 +220,7 @@ impl Stream {
         Ok(Self {
             storage: Mutex::new(Storage::Tail(0, Bytes::new())),
             progress: watch::Sender::new(Progress::default()),
-            spill: Spill::new(options.max_spill_bytes, Arc::clone(&options.spills)),
+            spill: Spill::new(&options),
             control: PumpControl::default(),
             compact: AtomicBool::new(false),
             missing: 0,
@@ -228,7 +236,7 @@ impl Stream {
         let stream = Self {
             storage: Mutex::new(Storage::Tail(start, bytes)),
             progress: watch::Sender::new(Progress { total, closed: true }),
-            spill: Spill::recalled(options.max_spill_bytes, Arc::clone(&options.spills), spill),
+            spill: Spill::recalled(&options, spill),
             control: PumpControl::default(),
             compact: AtomicBool::new(true),
             missing,
@@ -357,6 +365,7 @@ impl Stream {
             let (start, bytes) = self.last_bytes(0);
             *self.storage() = Storage::Tail(start, bytes);
             self.spill.close();
+            self.spill.may_go();
         }
     }
 
@@ -365,7 +374,12 @@ impl Stream {
         self.spill.decided().await;
     }
 
-    /// The spill file if one was ever made, complete or not: to be removed with the task.
+    /// Removes the spill file, if one was ever made: nobody is told of it any more.
+    pub(crate) fn remove_spill(&self) {
+        self.spill.remove();
+    }
+
+    /// The spill file if one was ever made, complete or not.
     pub(crate) fn spill_path(&self) -> Option<PathBuf> {
         self.spill.path().map(PathBuf::from)
     }

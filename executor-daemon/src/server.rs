@@ -113,7 +113,7 @@ async fn serve(mut greeted: Greeted, settings: ServerSettings) -> Result<(), Ser
     let engine = Engine::take_over(engine_settings, link.clone(), carried).await?;
 
     let calls = TaskTracker::new();
-    let edge = EdgeLayer::new(Gate::new(tenants));
+    let edge = EdgeLayer::new(Gate::new(tenants), engine.limits().clone());
     let health = HealthReporter::new();
     let executor = service::service(engine.clone(), heartbeat, calls.clone());
     set_health(&health, ServingStatus::Serving).await;

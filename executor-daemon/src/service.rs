@@ -28,6 +28,7 @@ use tonic::{Request, Response, Status};
 
 use self::{
     call_log::{CallLog, outcome},
+    edge::{Admitted, Line},
     streams::{EventStream, ReadOutputEvents, ReadStreamEvents, RunEvents, WatchEvents, events},
 };
 use crate::{
@@ -55,8 +56,11 @@ impl Service {
     /// Takes a request apart into who is calling and what for, and begins the call's log line.
     fn open<T>(&self, rpc: &'static str, request: Request<T>) -> Result<(CallLog, TenantId, T), Status> {
         let (_, mut extensions, message) = request.into_parts();
-        let mut log = CallLog::new(rpc, &self.calls);
-        match extensions.remove::<TenantId>() {
+        let peer = extensions.remove::<Line>().map(|line| line.peer);
+        let admitted = extensions.remove::<Admitted>();
+        let tenant = admitted.as_ref().map(|admitted| admitted.tenant.clone());
+        let mut log = CallLog::new(rpc, peer, admitted, &self.calls);
+        match tenant {
             Some(tenant) => Ok((log, tenant, message)),
             None => Err(log.refuse(&ExecutorError::Internal { problem: "a call without a tenant".to_owned() })),
         }
@@ -94,7 +98,7 @@ impl v1::executor_server::Executor for Service {
         let only_attach = stdout_offset.is_some() || stderr_offset.is_some();
         let offsets = [stdout_offset, stderr_offset].map(Option::unwrap_or_default);
         let started = async {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let key = convert::start_key(key)?;
             let spec = convert::command_spec(spec)?;
             log.command(&spec);
@@ -123,7 +127,7 @@ impl v1::executor_server::Executor for Service {
     ) -> Result<Response<v1::CancelRunResponse>, Status> {
         let (mut log, tenant, v1::CancelRunRequest { caller, key }) = self.open("CancelRun", request)?;
         let cancelled = async {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let key = convert::start_key(key)?;
             let engine = self.engine.clone();
             whole(async move { engine.cancel_run(&caller, &key).await }).await
@@ -143,7 +147,7 @@ impl v1::executor_server::Executor for Service {
     ) -> Result<Response<v1::StartTaskResponse>, Status> {
         let (mut log, tenant, v1::StartTaskRequest { caller, key, spec }) = self.open("StartTask", request)?;
         let started = async {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let key = convert::start_key(key)?;
             let spec = convert::command_spec(spec)?;
             log.command(&spec);
@@ -168,7 +172,7 @@ impl v1::executor_server::Executor for Service {
         let (mut log, tenant, message) = self.open("ReadOutput", request)?;
         let v1::ReadOutputRequest { caller, task_id, read_id, wait_ms } = message;
         let asked = (|| {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let id = log.task(convert::task_id(task_id));
             Ok((caller, id, convert::read_id(read_id)?, convert::wait(wait_ms)?))
         })();
@@ -181,7 +185,7 @@ impl v1::executor_server::Executor for Service {
     async fn kill_task(&self, request: Request<v1::KillTaskRequest>) -> Result<Response<v1::KillTaskResponse>, Status> {
         let (mut log, tenant, v1::KillTaskRequest { caller, task_id }) = self.open("KillTask", request)?;
         let killed = async {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let id = log.task(convert::task_id(task_id));
             let engine = self.engine.clone();
             whole(async move { engine.kill_task(&caller, &id).await }).await
@@ -198,7 +202,7 @@ impl v1::executor_server::Executor for Service {
     async fn get_task(&self, request: Request<v1::GetTaskRequest>) -> Result<Response<v1::GetTaskResponse>, Status> {
         let (mut log, tenant, v1::GetTaskRequest { caller, task_id }) = self.open("GetTask", request)?;
         let found = async {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let id = log.task(convert::task_id(task_id));
             self.engine.get_task(&caller, &id).await
         };
@@ -216,8 +220,8 @@ impl v1::executor_server::Executor for Service {
         request: Request<v1::ListTasksRequest>,
     ) -> Result<Response<Self::ListTasksStream>, Status> {
         let (mut log, tenant, v1::ListTasksRequest { caller }) = self.open("ListTasks", request)?;
-        let caller: Caller = match convert::caller(tenant, caller) {
-            Ok(caller) => log.caller(caller),
+        let caller: Caller = match convert::caller(tenant, caller).and_then(|caller| log.caller(caller)) {
+            Ok(caller) => caller,
             Err(error) => return Err(log.refuse(&error)),
         };
         let tasks = self.engine.list_tasks(&caller).await.into_iter().map(convert::task_info);
@@ -237,7 +241,8 @@ impl v1::executor_server::Executor for Service {
         request: Request<v1::WatchTasksRequest>,
     ) -> Result<Response<Self::WatchTasksStream>, Status> {
         let (mut log, tenant, v1::WatchTasksRequest { caller }) = self.open("WatchTasks", request)?;
-        let watch = convert::caller(tenant, caller).and_then(|caller| self.engine.watch_tasks(&log.caller(caller)));
+        let caller = convert::caller(tenant, caller).and_then(|caller| log.caller(caller));
+        let watch = caller.and_then(|caller| self.engine.watch_tasks(&caller));
         match watch {
             Ok(watch) => Ok(Response::new(events(WatchEvents::new(watch, self.heartbeat, log)))),
             Err(error) => Err(log.refuse(&error)),
@@ -251,8 +256,8 @@ impl v1::executor_server::Executor for Service {
         let (mut log, tenant, message) = self.open("AckCompletions", request)?;
         let v1::AckCompletionsRequest { caller, up_to_sequence } = message;
         Point::CompletionDelivered.pass();
-        let acknowledged = convert::caller(tenant, caller)
-            .and_then(|caller| self.engine.ack_completions(&log.caller(caller), up_to_sequence));
+        let caller = convert::caller(tenant, caller).and_then(|caller| log.caller(caller));
+        let acknowledged = caller.and_then(|caller| self.engine.ack_completions(&caller, up_to_sequence));
         match acknowledged {
             Ok(()) => {
                 log.outcome("ok");
@@ -269,7 +274,7 @@ impl v1::executor_server::Executor for Service {
         let (mut log, tenant, message) = self.open("ReadStream", request)?;
         let v1::ReadStreamRequest { caller, task_id, stream, offset, follow } = message;
         let reader = (|| {
-            let caller = log.caller(convert::caller(tenant, caller)?);
+            let caller = log.caller(convert::caller(tenant, caller)?)?;
             let id = log.task(convert::task_id(task_id));
             self.engine.read_stream(&caller, &id, convert::stream_name(stream)?, offset, follow)
         })();

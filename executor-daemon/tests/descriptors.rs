@@ -17,6 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn spec(command: &str, variable_bytes: usize) -> SpawnSpec {
     SpawnSpec {
         identity: 0,
+        group: 0,
         uid: nix::unistd::geteuid().as_raw(),
         programs: vec![b"/usr/bin/bash".to_vec(), b"/bin/bash".to_vec()],
         arguments: ["bash", "-c", command].map(|argument| argument.as_bytes().to_vec()).to_vec(),

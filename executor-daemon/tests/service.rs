@@ -1,7 +1,11 @@
 //! The service as a stranger meets it: the real daemon, asked over Unix and TCP with nothing but the generated client.
 
+#[path = "service/budgets.rs"]
+mod budgets;
 #[path = "service/daemon.rs"]
 mod daemon;
+#[path = "service/logs.rs"]
+mod logs;
 
 use std::{collections::BTreeMap, time::Duration};
 

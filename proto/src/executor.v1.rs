@@ -92,7 +92,7 @@ pub struct GetInfoResponse {
     /// Tasks that may run at the same time for one owner.
     #[prost(uint64, tag = "14")]
     pub max_tasks_per_owner: u64,
-    /// Tasks that may run at the same time in all; computed at start from the limits of the host.
+    /// Tasks and runs of this tenant that may run at the same time; computed at start from the limits of the host.
     #[prost(uint64, tag = "15")]
     pub max_tasks: u64,
     /// Leftovers that one owner may have before the oldest are ended.
@@ -125,6 +125,36 @@ pub struct GetInfoResponse {
     /// Commands cannot use the network.
     #[prost(bool, tag = "31")]
     pub network_off: bool,
+    /// How much this tenant may use beyond the numbers above. Absent: the daemon does not say.
+    #[prost(message, optional, tag = "40")]
+    pub budgets: ::core::option::Option<Budgets>,
+}
+/// How much of what all share one tenant may use. Half of what there is in all is promised to the tenants in equal parts, so
+/// these are the most that it can have; while others use more than their part it is less, and at least its own part.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Budgets {
+    /// Size of all its spills together, in bytes. Above it the oldest of what has ended go, then a spill keeps only its head.
+    #[prost(uint64, tag = "1")]
+    pub max_spill_bytes_in_all: u64,
+    /// The same for one owner.
+    #[prost(uint64, tag = "2")]
+    pub max_spill_bytes_per_owner: u64,
+    /// Output that is taken in a second, in bytes; a command that writes more waits, and nothing is dropped. 0: as it comes.
+    #[prost(uint64, tag = "3")]
+    pub max_output_bytes_per_second: u64,
+    /// WatchTasks and ReadStream that may be open at the same time; half of them for one owner.
+    #[prost(uint64, tag = "4")]
+    pub max_watchers: u64,
+    /// Other calls that may be under way at the same time; half of them for one owner. Those that end something (KillTask,
+    /// CancelRun, AckCompletions) are counted apart.
+    #[prost(uint64, tag = "5")]
+    pub max_requests: u64,
+    /// Processes of all its commands at the same time. 0: not limited by the daemon.
+    #[prost(uint64, tag = "6")]
+    pub max_processes: u64,
+    /// Memory of all its commands at the same time, in bytes. 0: not limited by the daemon.
+    #[prost(uint64, tag = "7")]
+    pub max_memory_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunRequest {

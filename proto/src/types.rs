@@ -356,7 +356,7 @@ pub struct ExecutorInfo {
     pub max_stdin_bytes: u64,
     /// Running at the same time, for one owner.
     pub max_tasks_per_owner: u64,
-    /// Running at the same time, in all.
+    /// Running at the same time, of this tenant.
     pub max_tasks: u64,
     /// Per owner, before the oldest are ended.
     pub max_leftovers_per_owner: u64,
@@ -378,6 +378,27 @@ pub struct ExecutorInfo {
     pub features: Vec<String>,
     /// What is not protected in the way this executor runs, one sentence each.
     pub stated_limits: Vec<String>,
+    /// What else may be used. `None`: the executor does not say.
+    pub budgets: Option<Budgets>,
+}
+
+/// How much one tenant may use at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Budgets {
+    /// All spills together, in bytes.
+    pub max_spill_bytes_in_all: u64,
+    /// Spills of one owner, in bytes.
+    pub max_spill_bytes_per_owner: u64,
+    /// Output that is taken in a second, in bytes. 0: as it comes.
+    pub max_output_bytes_per_second: u64,
+    /// Streams for completions and output, at the same time.
+    pub max_watchers: u64,
+    /// Other calls under way, but for those that end something.
+    pub max_requests: u64,
+    /// Processes of all commands at the same time. 0: not limited by the executor.
+    pub max_processes: u64,
+    /// Memory of all commands at the same time, in bytes. 0: not limited by the executor.
+    pub max_memory_bytes: u64,
 }
 
 /// Largest workdir that is passed on, in bytes: what the kernel takes as one variable, since bash keeps it in `PWD`.

@@ -108,7 +108,7 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
     let [stdout_spill, stderr_spill] = spills;
     let made = name(engine, &recorded, &caller, kind, pid).and_then(|(id, started_at_ms)| {
         let files = |name| start::Files::new(engine, &id, handle, name, kind, recorded.number);
-        let take = |name, pipe, held| start::take_over_stream(engine, files(name), pipe, held);
+        let take = |name, pipe, held| start::take_over_stream(engine, &caller, files(name), pipe, held);
         let stdout = take(StreamName::Stdout, stdout, (stdout_file, stdout_spill))?;
         let stderr = take(StreamName::Stderr, stderr, (stderr_file, stderr_spill))?;
         Ok((id, started_at_ms, Both { stdout, stderr }))
@@ -149,8 +149,11 @@ fn go_on(engine: &Arc<Inner>, recorded: RecordedStart, carried: Carried) {
         finished_at_ms: None,
         entry: Arc::clone(&entry),
     });
-    let task_permit = (kind == Kind::Task).then(|| engine.limits.task_there(&caller));
-    let permits = (engine.limits.command_there(), task_permit);
+    let of_owner = match kind {
+        Kind::Run => engine.limits.run_there(&caller),
+        Kind::Task => engine.limits.task_there(&caller),
+    };
+    let permits = (engine.limits.command_there(&caller), of_owner);
     start::drive(engine, &entry, events, permits);
 }
 

@@ -106,6 +106,8 @@ impl Prepared {
         let script = spec.command.len() > MAX_ARGUMENT_BYTES;
         let text = if script { BOOTSTRAP.into() } else { spec.command.to_vec() };
         let spawn = SpawnSpec {
+            // The tenant's is the caller's to set.
+            group: u32::MAX,
             identity: rules.identity,
             uid,
             programs,

@@ -27,9 +27,10 @@ use super::{
 };
 use crate::{
     crash::Point,
+    ids::Caller,
     journal::{EndCause, Ended},
     keeper::link::ProcessEvent,
-    limits::{CommandPermit, TaskPermit},
+    limits::{CommandPermit, OwnerPermit},
     sandbox,
 };
 
@@ -67,7 +68,8 @@ pub(super) struct Driver {
     /// When the news of the shell's exit are overdue.
     exit_due: Option<tokio::time::Instant>,
     exited: Option<Instant>,
-    task_permit: Option<TaskPermit>,
+    /// Until the result is made.
+    owner_permit: Option<OwnerPermit>,
     _command_permit: CommandPermit,
 }
 
@@ -78,7 +80,7 @@ impl Driver {
         entry: Arc<Entry>,
         events: mpsc::UnboundedReceiver<ProcessEvent>,
         timeout: Option<Duration>,
-        permits: (CommandPermit, Option<TaskPermit>),
+        permits: (CommandPermit, OwnerPermit),
     ) -> Self {
         let started = tokio::time::Instant::from_std(entry.facts.started);
         Self {
@@ -91,7 +93,7 @@ impl Driver {
             deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
             exit_due: None,
             exited: None,
-            task_permit: permits.1,
+            owner_permit: Some(permits.1),
             _command_permit: permits.0,
             entry,
         }
@@ -205,8 +207,8 @@ impl Driver {
             });
             Point::ResultMade.pass();
         }
-        // The task no longer runs, so its place is free before anybody is told.
-        self.task_permit = None;
+        // It no longer runs, so its place is free before anybody is told.
+        self.owner_permit = None;
         if entry.facts.kind == Kind::Task {
             record_end(entry, &engine);
             Point::EndRecorded.pass();
@@ -258,6 +260,18 @@ impl Driver {
         Point::Released.pass();
         let max_finished = engine.settings.max_finished_per_owner;
         let forgotten = engine.registry().finished(&facts.caller.tenant, &facts.id, keep, now_ms(), max_finished);
+        for Entry { facts: Facts { id, caller, .. }, .. } in forgotten.iter().map(AsRef::as_ref) {
+            if *id != facts.id {
+                let Caller { tenant, owner } = caller;
+                tracing::info!(
+                    tenant = tenant.0,
+                    owner = owner.as_ref().map(|owner| &*owner.0),
+                    task = id.0,
+                    cap = max_finished,
+                    "a finished task is forgotten: its owner has too many"
+                );
+            }
+        }
         engine.forget(&forgotten);
     }
 

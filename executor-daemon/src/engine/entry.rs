@@ -133,7 +133,14 @@ impl Entry {
     /// Nobody came back for the run's result within the window: it is ended.
     pub(super) fn caller_gone(&self, window: Duration) {
         let window_ms = window.as_millis();
-        tracing::info!(id = %self.facts.id, window_ms, "a run is ended: its caller is gone and did not come back");
+        let Caller { tenant, owner } = &self.facts.caller;
+        tracing::info!(
+            tenant = tenant.0,
+            owner = owner.as_ref().map(|owner| &*owner.0),
+            task = self.facts.id.0,
+            window_ms,
+            "a run is ended: its caller is gone and did not come back"
+        );
         self.apply(|state| state.request(Cause::CallerGone));
     }
 

@@ -3,11 +3,12 @@
 use std::{fs, os::unix::ffi::OsStrExt};
 
 use bytes::Bytes;
-use executor_proto::types::ExecutorInfo;
+use executor_proto::types::{Budgets, ExecutorInfo};
 
 use crate::{
     config::{Settings, TenantRules},
-    keeper::protocol::Identity,
+    keeper::protocol::{GroupLimits, Identity},
+    limits::InForce,
     sandbox::Support,
 };
 
@@ -20,18 +21,20 @@ const SIGNAL_FENCE: &str = "signal-fence";
 /// Everything that [`ExecutorInfo`] says to one tenant.
 pub(super) fn info(
     settings: &Settings,
-    support: &Support,
+    (support, grouped): (&Support, bool),
     rules: &TenantRules,
     identity: Option<&Identity>,
     instance_id: String,
-    max_tasks: u64,
+    of: InForce,
 ) -> ExecutorInfo {
+    let held = held(rules, identity, grouped);
     let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let fence = support.has_fence(rules.allow_setuid).then_some(SIGNAL_FENCE);
     let fences = Fences { signals: fence.is_some(), files: settings.files_are_hidden };
     let mut limits = stated_limits(identity, &Own::of_this_process(), fences);
     limits.extend(support.gaps());
+    limits.extend(not_held(rules, held));
     ExecutorInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_revision: executor_proto::PROTOCOL_REVISION,
@@ -46,8 +49,8 @@ pub(super) fn info(
         grace_ms: settings.grace_ms,
         max_command_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
         max_stdin_bytes: executor_proto::MAX_COMMAND_BYTES as u64,
-        max_tasks_per_owner: rules.max_tasks_per_owner,
-        max_tasks,
+        max_tasks_per_owner: of.max_tasks_per_owner,
+        max_tasks: of.max_tasks,
         max_leftovers_per_owner: settings.max_leftovers_per_owner,
         resume_window_ms: settings.resume_window_ms,
         heartbeat_ms: settings.heartbeat_ms,
@@ -58,7 +61,42 @@ pub(super) fn info(
         network_off: !rules.network,
         features: FEATURES.into_iter().chain(fence).map(str::to_owned).collect(),
         stated_limits: limits,
+        budgets: Some(Budgets {
+            max_spill_bytes_in_all: of.max_spill_bytes_in_all,
+            max_spill_bytes_per_owner: of.max_spill_bytes_per_owner,
+            max_output_bytes_per_second: of.max_output_bytes_per_second,
+            max_watchers: of.max_watchers,
+            max_requests: of.max_requests,
+            max_processes: held.max_processes.unwrap_or(0),
+            max_memory_bytes: held.max_memory_bytes.unwrap_or(0),
+        }),
     }
+}
+
+/// Which of the limits on a tenant's processes hold here: all in a control group of its own; without one that on their number,
+/// as that of a user who is not the keeper's nor root.
+fn held(rules: &TenantRules, identity: Option<&Identity>, grouped: bool) -> GroupLimits {
+    let of_user = identity.is_some_and(|identity| identity.change && identity.uid != 0);
+    GroupLimits {
+        max_processes: rules.max_processes.filter(|_| grouped || of_user),
+        max_memory_bytes: rules.max_memory_bytes.filter(|_| grouped),
+    }
+}
+
+/// What was asked for and does not hold, or not quite.
+fn not_held(rules: &TenantRules, held: GroupLimits) -> Vec<String> {
+    let mut limits = Vec::new();
+    if rules.max_memory_bytes.is_some() && held.max_memory_bytes.is_none() {
+        limits.push(
+            "max_memory_bytes is not enforced: there is no control group (version 2) that this executor may divide",
+        );
+    }
+    match (rules.max_processes, held.max_processes) {
+        (Some(_), None) => limits.push("max_processes is not enforced: there is no control group (version 2) that this executor may divide, and commands have no user of their own"),
+        (Some(_), Some(_)) if held.max_memory_bytes.is_none() => limits.push("max_processes counts the processes of each user, whichever tenant they are of, unless there is a control group for each tenant"),
+        (Some(_), Some(_)) | (None, _) => {}
+    }
+    limits.into_iter().map(str::to_owned).collect()
 }
 
 /// What the engine's process is to commands of its own user.

@@ -166,15 +166,15 @@ fn bring_back(engine: &Inner, recorded: RecordedStart) {
     if kind == Kind::Run && !has_spill(&kept.stdout) && !has_spill(&kept.stderr) {
         return forget(engine, number, &start);
     }
+    let caller = Caller::from(&start.account);
     let stream = |name, kept: Option<KeptStream>| {
-        Stream::recalled(start::stream_options(engine, name), kept.unwrap_or_default())
+        Stream::recalled(start::stream_options(engine, &caller, name), kept.unwrap_or_default())
     };
     let streams =
         Both { stdout: stream(StreamName::Stdout, kept.stdout), stderr: stream(StreamName::Stderr, kept.stderr) };
     let Ended { exit, ended_for, at_ms, to_be_told: _ } = ended;
     let state = State::recalled(exit.into(), ended_for.map(Cause::from), at_ms);
     let Started { id, handle, pid, pid_started: _, at_ms: started_at_ms } = started;
-    let caller = Caller::from(&start.account);
     let facts = Facts {
         id: TaskId(id.clone()),
         kind,

@@ -36,8 +36,8 @@ use crate::{
         left,
         link::{ProcessEvent, Spawned, WeakLink},
     },
-    limits::{CommandPermit, TaskPermit},
-    output::{self, ReopenSpill, Stream, StreamFile, StreamFiles, StreamOptions},
+    limits::{CommandPermit, OwnerPermit},
+    output::{self, SpillFiles, Stream, StreamFile, StreamFiles, StreamOptions},
 };
 
 /// Longest start key and read id, in bytes.
@@ -50,7 +50,7 @@ pub(super) struct Start {
     digest: [u8; 32],
     prepared: Prepared,
     reservation: Reservation,
-    permits: (CommandPermit, Option<TaskPermit>),
+    permits: (CommandPermit, OwnerPermit),
     /// Held until the command is registered, or nothing of it is there.
     _lease: Option<UidLease>,
 }
@@ -113,16 +113,12 @@ impl Start {
         }
     }
 
-    fn permits(
-        engine: &Inner,
-        kind: Kind,
-        caller: &Caller,
-    ) -> Result<(CommandPermit, Option<TaskPermit>), ExecutorError> {
-        let task_permit = match kind {
-            Kind::Run => None,
-            Kind::Task => Some(engine.limits.task(caller)?),
+    fn permits(engine: &Inner, kind: Kind, caller: &Caller) -> Result<(CommandPermit, OwnerPermit), ExecutorError> {
+        let of_owner = match kind {
+            Kind::Run => engine.limits.run(caller)?,
+            Kind::Task => engine.limits.task(caller)?,
         };
-        Ok((engine.limits.command()?, task_permit))
+        Ok((engine.limits.command(caller)?, of_owner))
     }
 
     /// Completes it with what holds for the tenant, and with who it runs as.
@@ -147,7 +143,10 @@ impl Start {
             }
         };
         let uid = lease.as_ref().map_or(identity.uid, UidLease::uid);
-        Ok((Prepared::new(&engine.settings, &caller.tenant, rules, &engine.support, (identity, uid), spec)?, lease))
+        let (settings, support) = (&engine.settings, &engine.support);
+        let mut prepared = Prepared::new(settings, &caller.tenant, rules, support, (identity, uid), spec)?;
+        prepared.spawn.group = settings.number_of(&caller.tenant);
+        Ok((prepared, lease))
     }
 
     /// Does it. Must not be dropped before it is done.
@@ -180,7 +179,8 @@ impl Start {
         let Spawned { handle: _, pid, stdout, stderr, events } = spawned;
         let named = engine.next_id(&self.reservation.caller().tenant, self.kind).and_then(|id| {
             let files = |name| Files::new(engine, &id, handle, name, self.kind, number);
-            let open = |name, pipe| Stream::start(pipe, stream_options(engine, name), files(name));
+            let open =
+                |name, pipe| Stream::start(pipe, stream_options(engine, self.reservation.caller(), name), files(name));
             let (stdout, stderr) = (open(StreamName::Stdout, stdout)?, open(StreamName::Stderr, stderr)?);
             Ok((id, Both { stdout, stderr }))
         });
@@ -264,7 +264,7 @@ pub(super) fn drive(
     engine: &Arc<Inner>,
     entry: &Arc<Entry>,
     events: mpsc::UnboundedReceiver<ProcessEvent>,
-    permits: (CommandPermit, Option<TaskPermit>),
+    permits: (CommandPermit, OwnerPermit),
 ) {
     let timeout = (entry.facts.kind == Kind::Run).then(|| duration_of_ms(entry.facts.timeout_ms));
     let driver = Driver::new(Arc::downgrade(engine), Arc::clone(entry), events, timeout, permits);
@@ -294,23 +294,26 @@ pub(super) async fn discard(engine: &Inner, handle: ProcessHandle, mut events: m
 /// Goes on with a stream of an engine before this one.
 pub(super) fn take_over_stream(
     engine: &Arc<Inner>,
+    caller: &Caller,
     files: Arc<Files>,
     pipe: OwnedFd,
     (file, spill): (Vec<OwnedFd>, Option<(OwnedFd, PathBuf)>),
 ) -> io::Result<Arc<Stream>> {
     let mut file = file.into_iter();
     let file = file.next().map(|page| StreamFile { page, ring: file.next() });
-    Stream::take_over(pipe, file, spill, stream_options(engine, files.name), files)
+    Stream::take_over(pipe, file, spill, stream_options(engine, caller, files.name), files)
 }
 
-/// What the streams of this executor are made with.
-pub(super) fn stream_options(engine: &Inner, name: StreamName) -> StreamOptions {
+/// What the streams of this caller's commands are made with.
+pub(super) fn stream_options(engine: &Inner, caller: &Caller, name: StreamName) -> StreamOptions {
     StreamOptions {
         name,
         tail_bytes: engine.settings.max_output_bytes,
         ring_bytes: engine.ring_bytes,
         max_spill_bytes: engine.settings.max_spill_bytes,
         spills: Arc::new(engine.keeper.downgrade()),
+        room: Arc::new(engine.limits.spill(caller)),
+        rate: engine.limits.rate(&caller.tenant),
     }
 }
 
@@ -372,12 +375,18 @@ impl StreamFiles for Files {
     }
 }
 
-impl ReopenSpill for WeakLink {
+impl SpillFiles for WeakLink {
     fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>> {
         Box::pin(async move {
             let keeper = self.upgrade().ok_or(io::ErrorKind::NotConnected)?;
             keeper.reopen_spill(path).await
         })
+    }
+
+    fn remove(&self, path: PathBuf) {
+        if let Some(keeper) = self.upgrade() {
+            keeper.remove_spill(path);
+        }
     }
 }
 

@@ -42,6 +42,7 @@ use self::{
 };
 use super::{
     channel::Channel,
+    groups::Groups,
     helper::Context,
     left::Search,
     pool::Pool,
@@ -162,6 +163,7 @@ impl Desk {
     pub(super) fn open(
         identities: Vec<Identity>,
         hidden: Vec<PathBuf>,
+        groups: Groups,
         spills: Spills,
         watched: &[Signal],
     ) -> io::Result<Self> {
@@ -184,7 +186,14 @@ impl Desk {
             link: None,
             next: None,
             name,
-            pool: Pool::new(Context { identities, open_files, hidden, spills: spills.path().to_owned() }),
+            pool: Pool::new(Context {
+                identities,
+                groups,
+                oom_score: None,
+                open_files,
+                hidden,
+                spills: spills.path().to_owned(),
+            }),
             commands: HashMap::new(),
             next_handle: 1,
             spills,
@@ -211,6 +220,16 @@ impl Desk {
                 self.expect_end(handle, Duration::ZERO);
             }
         }
+    }
+
+    /// Commands get this `oom_score_adj`. Before the first command.
+    pub(super) fn commands_get_oom_score(&mut self, score: i16) {
+        self.pool.context_mut().oom_score = Some(score);
+    }
+
+    /// At the end: nobody is in a tenant's group any more but helpers without work.
+    pub(super) fn remove_groups(&self) {
+        self.pool.context().groups.remove();
     }
 
     /// Whether nothing that was started is alive.

@@ -14,6 +14,7 @@ use nix::unistd::{Gid, Uid, User};
 use super::{
     KEEPER_ARGUMENT,
     desk::{Desk, Notice},
+    groups::Groups,
     link::{self, KeeperLink},
     protocol::Identity,
     spill::Spills,
@@ -78,7 +79,7 @@ fn keep(spill_dir: &std::path::Path) -> io::Result<()> {
     let _ = nix::unistd::setsid();
     let identities = vec![caller()];
     let spills = Spills::open(spill_dir, &identities)?;
-    let mut desk = Desk::open(identities, Vec::new(), spills, &[])?;
+    let mut desk = Desk::open(identities, Vec::new(), Groups::default(), spills, &[])?;
     desk.greet(link, Vec::new(), Vec::new())?;
     'host: loop {
         for notice in desk.turn(None)? {

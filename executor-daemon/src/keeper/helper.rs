@@ -29,7 +29,9 @@ use nix::{
 };
 
 use super::{
-    confine, keyring,
+    confine,
+    groups::Groups,
+    keyring,
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
     spawn::{self, Descriptors, Limits, SharedPids, Stack},
     tree::{self, Reaped},
@@ -71,6 +73,10 @@ struct Ready {
 pub(super) struct Context {
     /// Who commands may run as.
     pub(super) identities: Vec<Identity>,
+    /// What the processes of each tenant may have together.
+    pub(super) groups: Groups,
+    /// What commands' `oom_score_adj` becomes again. `None`: the keeper's is as it was.
+    pub(super) oom_score: Option<i16>,
     /// The limit on descriptors that commands get (soft, hard).
     pub(super) open_files: Option<(u64, u64)>,
     /// Real paths that a fence hides.
@@ -277,12 +283,24 @@ impl Helper<'_> {
             return failed((Stage::Identity, libc::EPERM));
         }
         let descriptors = Descriptors { stdin, stdout, stderr, script };
+        let Context { groups, oom_score, open_files, .. } = self.context;
+        // Before there is a process of the command, so that none is ever outside.
+        let processes = match groups.enter(spec.group) {
+            Ok(true) => None,
+            Ok(false) => groups.processes_of_user(spec.group),
+            Err(error) => return failed((Stage::Limits, error.raw_os_error().unwrap_or(libc::EIO))),
+        };
         let confined = match confine::prepare(&spec.confinement) {
             Ok(confined) => confined,
             Err(failure) => return failed(failure),
         };
-        let (open_files, capabilities) = (self.context.open_files, self.context.capabilities());
-        let limits = Limits { open_files, capabilities, confined };
+        let limits = Limits {
+            open_files: *open_files,
+            processes,
+            oom_score: *oom_score,
+            capabilities: self.context.capabilities(),
+            confined,
+        };
         match spawn::start(&self.stack, self.pids, spec, identity, &descriptors, &limits) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });

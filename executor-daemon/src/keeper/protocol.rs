@@ -74,6 +74,15 @@ impl Identity {
     }
 }
 
+/// What the processes of one tenant may have together. `None`: not limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GroupLimits {
+    /// Processes and threads.
+    pub max_processes: Option<u64>,
+    /// Memory, in bytes.
+    pub max_memory_bytes: Option<u64>,
+}
+
 /// A command as the keeper starts it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnSpec {
@@ -81,6 +90,8 @@ pub struct SpawnSpec {
     pub identity: u32,
     /// One of that identity's users.
     pub uid: u32,
+    /// Number of the tenant's [`GroupLimits`]; what is beyond their number is in no group.
+    pub group: u32,
     /// Paths to try in order, as `execvp` does with `PATH`: absolute or relative to `workdir`.
     pub programs: Vec<Vec<u8>>,
     /// Arguments, the name of the program first.

@@ -27,6 +27,7 @@ use nix::{
 use super::{
     KeeperOptions, Renewal, SERVER_ARGUMENT, ServerUser,
     desk::{Desk, Notice},
+    groups::Groups,
     init::{self, Part},
     keyring, link,
     listen::{self, Listening},
@@ -101,6 +102,7 @@ impl Daemon {
     fn open(options: KeeperOptions) -> io::Result<Self> {
         let KeeperOptions {
             identities,
+            groups,
             listeners,
             server_user,
             server_settings,
@@ -129,7 +131,12 @@ impl Daemon {
             unprotected.map(|what| format!("; unprotected: {what}")).unwrap_or_default(),
         );
         link::null_stdin()?;
-        let desk = Desk::open(identities, hidden, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
+        let groups = Groups::of_daemon(&groups);
+        let mut desk =
+            Desk::open(identities, hidden, groups, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
+        if let Some(score) = protect_from_oom() {
+            desk.commands_get_oom_score(score);
+        }
         Ok(Self {
             desk,
             listening,
@@ -373,6 +380,7 @@ impl Daemon {
         self.wait(EXIT_LIMIT, |desk, _| desk.server.is_none())?;
         kill(self.desk.server);
         self.listening.iter().for_each(Listening::remove_file);
+        self.desk.remove_groups();
         Ok(())
     }
 
@@ -395,6 +403,21 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// Makes the kernel end commands before this process and the server when memory is short, where it may be chosen. Returns the
+/// `oom_score_adj` that was, which is the commands'.
+fn protect_from_oom() -> Option<i16> {
+    /// As if it used half of the memory less.
+    const LESS: i16 = 500;
+    /// A process with less is never ended.
+    const LEAST: i16 = -999;
+    const FILE: &str = "/proc/self/oom_score_adj";
+
+    let score: i16 = std::fs::read_to_string(FILE).ok()?.trim().parse().ok()?;
+    let lower = (score - LESS).max(LEAST);
+    // Not root: the kernel lets it be raised only.
+    (lower < score && std::fs::write(FILE, lower.to_string()).is_ok()).then_some(score)
 }
 
 /// An identity, for people.
@@ -501,7 +524,7 @@ impl fmt::Display for Ended {
 }
 
 /// One line for the operator.
-fn log(line: fmt::Arguments<'_>) {
+pub(super) fn log(line: fmt::Arguments<'_>) {
     // In one write: the server's lines go the same way. Whoever started the daemon may have closed it.
     let _ = io::stderr().write_all(format!("executor-daemon: {line}\n").as_bytes());
 }

@@ -156,6 +156,10 @@ fn text(bytes: Vec<u8>) -> Result<CString, Failure> {
 pub(super) struct Limits {
     /// The limit on descriptors that it gets (soft, hard); `None`: the helper's own.
     pub(super) open_files: Option<(u64, u64)>,
+    /// The limit on processes of its user, where that is another one than the helper's; `None`: the helper's own.
+    pub(super) processes: Option<u64>,
+    /// What its `oom_score_adj` becomes again, where the keeper has lowered its own.
+    pub(super) oom_score: Option<i16>,
     /// The capabilities that [`bound_capabilities`] has left.
     pub(super) capabilities: u64,
     /// What it is refused.
@@ -184,6 +188,9 @@ struct Setup {
     ruleset: RawFd,
     filters: *const libc::sock_fprog,
     filter_count: usize,
+    processes: Option<libc::rlimit64>,
+    /// For `/proc/self/oom_score_adj`.
+    oom_score: Option<(*const c_char, usize)>,
     identity: Option<ChildIdentity>,
     /// Those that it keeps, and those that a command of the helper could have. `None`: it keeps what the helper has.
     capabilities: Option<(u64, u64)>,
@@ -228,6 +235,7 @@ pub(super) fn start(
     let filters: Vec<_> = limits.confined.filters.iter().map(filter).collect::<Result<_, _>>()?;
     let (programs, arguments) = (Strings::new(spec.programs)?, Strings::new(spec.arguments)?);
     let (environment, workdir) = (Strings::new(spec.environment)?, text(spec.workdir)?);
+    let oom_score = limits.oom_score.map(|score| text(score.to_string().into_bytes())).transpose()?;
     let mut setup = Setup {
         stdin: descriptors.stdin.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
         stdout: descriptors.stdout.as_raw_fd(),
@@ -237,6 +245,11 @@ pub(super) fn start(
         filters: filters.as_ptr(),
         filter_count: filters.len(),
         open_files: limits.open_files.map(|(soft, hard)| libc::rlimit64 { rlim_cur: soft, rlim_max: hard }),
+        processes: limits
+            .processes
+            .filter(|_| identity.change)
+            .map(|most| libc::rlimit64 { rlim_cur: most, rlim_max: most }),
+        oom_score: oom_score.as_ref().map(|score| (score.as_ptr(), score.count_bytes())),
         identity: identity.change.then_some(ChildIdentity {
             uid: spec.uid,
             gid: identity.gid,
@@ -335,6 +348,16 @@ unsafe fn become_command(setup: &Setup) -> Failure {
         if let Some(limit) = &setup.open_files {
             let no_old = ptr::null::<c_void>();
             call!(Stage::Limits, libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::from_ref(limit), no_old);
+        }
+        if let Some((score, bytes)) = setup.oom_score {
+            let file = c"/proc/self/oom_score_adj".as_ptr();
+            let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+            let file = call!(Stage::Limits, libc::SYS_openat, libc::AT_FDCWD, file, flags);
+            call!(Stage::Limits, libc::SYS_write, file, score, bytes);
+        }
+        if let Some(limit) = &setup.processes {
+            let no_old = ptr::null::<c_void>();
+            call!(Stage::Limits, libc::SYS_prlimit64, 0, libc::RLIMIT_NPROC, ptr::from_ref(limit), no_old);
         }
         if let Some((kept, possible)) = setup.capabilities {
             // Without effect where there is nothing to keep, or nobody to become.

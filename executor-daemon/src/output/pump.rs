@@ -1,6 +1,7 @@
 //! The pump: one task per stream that moves what the command writes from its pipe into the ring.
 //!
-//! It waits for the pipe, and where everything in the ring is still needed, for the spill. It never waits for a reader. It
+//! It waits for the pipe, where everything in the ring is still needed for the spill, and where the tenant has a rate until what
+//! was moved is paid for. It never waits for a reader. It
 //! ends when no writer is left: a process that outlives the shell goes on writing to the same stream.
 
 use std::{
@@ -10,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -140,6 +141,7 @@ impl Pump {
                     self.moved(moved);
                     self.grow_while_flooded(&pipe, moved);
                     turn += moved;
+                    self.pace(moved).await;
                 }
                 Ok(Moved::Nothing) => {
                     if let Some(mut readiness) = readiness.take() {
@@ -182,14 +184,15 @@ impl Pump {
         };
         let tail_from = ring.total().saturating_sub(tail::kept_bytes(self.stream.options.tail_bytes));
         let keep_from = self.demand.needed_from().map_or(tail_from, |from| from.min(tail_from));
-        match ring.advance(pipe.as_fd(), keep_from, STEP_BYTES) {
+        let step_bytes = self.stream.options.rate.as_ref().map_or(STEP_BYTES, |rate| rate.step_bytes().min(STEP_BYTES));
+        match ring.advance(pipe.as_fd(), keep_from, step_bytes) {
             Err(error) if ring.outlives_keeper() => {
                 let copy = ring.in_memory()?;
                 self.files.hold(&copy.descriptors()).await?;
                 ring.move_to(copy)?;
                 let stream = self.stream.options.name.as_str();
                 tracing::warn!(%error, stream, "a ring file fails: output goes on in memory");
-                ring.advance(pipe.as_fd(), keep_from, STEP_BYTES)
+                ring.advance(pipe.as_fd(), keep_from, step_bytes)
             }
             moved => moved,
         }
@@ -250,6 +253,25 @@ impl Pump {
         if let Err(error) = ring.prove(tail::kept_bytes(self.stream.options.tail_bytes)) {
             tracing::debug!(%error, "a ring file cannot be read");
         }
+    }
+
+    /// Waits until what was moved is paid for, where the tenant has a rate: the command waits in its pipe then, as for a slow
+    /// terminal, and nothing is dropped. Whoever wants the pipe to be empty does not wait.
+    async fn pace(&mut self, moved: u64) {
+        let Some(rate) = self.stream.options.rate.clone() else { return };
+        let until = time::Instant::now() + rate.spend(moved, Instant::now());
+        while !self.asked() && time::Instant::now() < until {
+            let step = self.prove_at.map_or(until, |prove_at| prove_at.min(until));
+            tokio::select! {
+                () = time::sleep_until(step) => self.prove_if_due(),
+                () = self.stream.control.wake.notified() => {}
+            }
+        }
+    }
+
+    /// Whether somebody waits for the pipe to be empty.
+    fn asked(&self) -> bool {
+        *self.stream.control.emptied.borrow() < self.stream.control.asked.load(Ordering::SeqCst)
     }
 
     fn met(&self) {

@@ -5,11 +5,11 @@
 //!   │                         │
 //!   └─────────────────────────┴──no file, failed write, disk too slow──▶ Lost
 //! ```
-//! Done and Lost are final. What the file still needs is not overwritten in the ring (see [`Demand`]), so a slow
+//! Done and Lost are final. Done is also a file whose owner, tenant or disk has no room for more: it keeps its head. What the file still needs is not overwritten in the ring (see [`Demand`]), so a slow
 //! disk holds the command up, as it does a command that writes to a file itself; a disk that stands still, or that is still
 //! behind when a call has to end, loses the spill and never the command. A failure costs the spill and nothing else.
 //!
-//! The file is removed by the engine, with its task.
+//! The file goes with its task, when it is given up, or when others need its room and its stream is over.
 
 use std::{
     fs::File,
@@ -30,7 +30,8 @@ use bytes::Bytes;
 use executor_proto::types::Spill as SpillFact;
 use tokio::{sync::watch, task, time};
 
-use super::{KeptSpill, Progress, ReopenSpill, StreamFiles, record::identity, ring::Ring};
+use super::{KeptSpill, Progress, SpillFiles, StreamFiles, StreamOptions, record::identity, ring::Ring};
+use crate::limits::{Disk, Grown, SpillRoom};
 
 /// Bytes written by one visit to a thread that may block.
 const BATCH_BYTES: u64 = 1024 * 1024;
@@ -67,24 +68,28 @@ struct Made {
 pub(super) struct Spill {
     state: watch::Sender<State>,
     max_bytes: u64,
-    spills: Arc<dyn ReopenSpill>,
+    spills: Arc<dyn SpillFiles>,
+    room: Arc<SpillRoom>,
     made: OnceLock<Made>,
     /// Open while it is written and until the stream is compacted.
     file: Mutex<Option<Arc<File>>>,
 }
 
 impl Spill {
-    pub(super) fn new(max_bytes: u64, spills: Arc<dyn ReopenSpill>) -> Self {
+    pub(super) fn new(options: &StreamOptions) -> Self {
         let (state, made, file) = (watch::Sender::new(State::Idle), OnceLock::new(), Mutex::new(None));
-        Self { state, max_bytes, spills, made, file }
+        let (spills, room) = (Arc::clone(&options.spills), Arc::clone(&options.room));
+        Self { state, max_bytes: options.max_spill_bytes, spills, room, made, file }
     }
 
     /// That of a stream that is closed, as a process before this one left it.
-    pub(super) fn recalled(max_bytes: u64, spills: Arc<dyn ReopenSpill>, kept: Option<KeptSpill>) -> Self {
-        let spill = Self::new(max_bytes, spills);
+    pub(super) fn recalled(options: &StreamOptions, kept: Option<KeptSpill>) -> Self {
+        let spill = Self::new(options);
         if let Some(KeptSpill { path, identity, held }) = kept {
+            spill.room.there(held);
             spill.made.get_or_init(|| Made { path, identity });
             spill.state.send_replace(State::Done(held));
+            spill.may_go();
         }
         spill
     }
@@ -117,15 +122,33 @@ impl Spill {
         }
     }
 
-    /// Does without a file that is not finished.
+    /// Does without a file that is not finished, and removes what there is of it.
     pub(super) fn give_up(&self) {
-        self.state.send_if_modified(|state| {
+        let given_up = self.state.send_if_modified(|state| {
             let unfinished = matches!(state, State::Idle | State::Writing(_));
             if unfinished {
                 *state = State::Lost;
             }
             unfinished
         });
+        if given_up {
+            self.remove();
+        }
+    }
+
+    /// Removes the file, if there is one, and gives its room back.
+    pub(super) fn remove(&self) {
+        if let Some(path) = self.path() {
+            self.spills.remove(path.to_owned());
+        }
+        self.room.give_back();
+    }
+
+    /// Nothing is written to it any more: it goes when others need its room.
+    pub(super) fn may_go(&self) {
+        if let Some(path) = self.path() {
+            self.room.over(path);
+        }
     }
 
     /// What of the ring is still needed, for the pump.
@@ -141,6 +164,7 @@ impl Spill {
     pub(super) fn take_over(&self, file: OwnedFd, path: PathBuf) -> io::Result<u64> {
         let file = self.keep(file, path)?;
         let written = file.metadata()?.len().min(self.max_bytes);
+        self.room.there(written);
         self.state.send_replace(State::Writing(written));
         Ok(written)
     }
@@ -192,16 +216,51 @@ impl Spill {
                 }
                 continue;
             }
-            let batch = written..goal.min(written + BATCH_BYTES);
-            let (of_batch, file) = (Arc::clone(&ring), Arc::clone(&file));
-            let end = batch.end;
-            task::spawn_blocking(move || copy(&of_batch, &file, batch)).await.map_err(io::Error::other)??;
-            written = end;
-            ring.spilled(written);
+            let wanted = goal.min(written + BATCH_BYTES) - written;
+            let granted = self.grow(&file, wanted).await?;
+            if granted > 0 {
+                let (of_batch, file) = (Arc::clone(&ring), Arc::clone(&file));
+                let batch = written..written + granted;
+                task::spawn_blocking(move || copy(&of_batch, &file, batch)).await.map_err(io::Error::other)??;
+                written += granted;
+                ring.spilled(written);
+            }
+            if granted < wanted {
+                // A file without a byte shows nobody anything.
+                if written == 0 {
+                    self.give_up()
+                } else {
+                    let _ = self.step(State::Done(written));
+                }
+                return Ok(());
+            }
             if !self.step(State::Writing(written)) {
                 return Ok(());
             }
         }
+    }
+
+    /// Of so many bytes more, how many the budgets and the disk allow. Less than that is the end of the file, and is told.
+    async fn grow(&self, file: &Arc<File>, wanted: u64) -> io::Result<u64> {
+        let (tenant, owner) = self.room.account();
+        let path = self.path();
+        let Grown { granted, gone, over } = self.room.grow(wanted);
+        for gone in gone {
+            tracing::info!(tenant, owner, path = ?gone, "a spill of what has ended goes: its room is needed");
+            self.spills.remove(gone);
+        }
+        if let Some(reason) = over {
+            tracing::warn!(tenant, owner, ?path, %reason, "a spill keeps its head");
+        }
+        // The file system may be one that waits for a disk.
+        let of_disk = Arc::clone(file);
+        let disk = task::spawn_blocking(move || Disk::under(&*of_disk)).await.map_err(io::Error::other)??;
+        let room = disk.room(granted);
+        if room < granted {
+            self.room.shrink(granted - room);
+            tracing::warn!(tenant, owner, ?path, reason = "the disk is nearly full", "a spill keeps its head");
+        }
+        Ok(room)
     }
 
     fn keep(&self, file: OwnedFd, path: PathBuf) -> io::Result<Arc<File>> {

@@ -1,5 +1,6 @@
 //! Streams over real pipes: floods, slow readers, failing spills, writers that outlive the call.
 
+mod budgets;
 mod rings;
 mod speed;
 
@@ -18,6 +19,10 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::{
+    ids::{Caller, TenantId},
+    limits::SpillBudget,
+};
 
 const TAIL: u64 = 64_000;
 const MIB: u64 = 1024 * 1024;
@@ -68,9 +73,13 @@ enum Opener {
 #[derive(Debug)]
 struct ByPath;
 
-impl ReopenSpill for ByPath {
+impl SpillFiles for ByPath {
     fn reopen(&self, path: PathBuf) -> BoxFuture<'_, io::Result<OwnedFd>> {
         Box::pin(async move { Ok(File::open(path)?.into()) })
+    }
+
+    fn remove(&self, path: PathBuf) {
+        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -115,11 +124,30 @@ fn spill_in_dir() -> Opener {
     Opener::In(TempDir::new().unwrap())
 }
 
+/// Room without a limit.
+fn any_room() -> Arc<SpillRoom> {
+    room(&SpillBudget::of(u64::MAX, u64::MAX))
+}
+
+fn room(budget: &SpillBudget) -> Arc<SpillRoom> {
+    Arc::new(budget.room(&Caller { tenant: TenantId::default_tenant(), owner: None }))
+}
+
 fn start(opener: Opener, tail_bytes: u64, max_spill_bytes: u64) -> (Arc<Stream>, PipeWriter, Arc<Opener>) {
+    start_with(opener, (any_room(), None), tail_bytes, max_spill_bytes)
+}
+
+fn start_with(
+    opener: Opener,
+    (room, rate): (Arc<SpillRoom>, Option<Arc<Rate>>),
+    tail_bytes: u64,
+    max_spill_bytes: u64,
+) -> (Arc<Stream>, PipeWriter, Arc<Opener>) {
     let (read, write) = io::pipe().unwrap();
     let ring_bytes = ring_bytes(tail_bytes);
+    let spills = Arc::new(ByPath);
     let options =
-        StreamOptions { name: StreamName::Stdout, tail_bytes, ring_bytes, max_spill_bytes, spills: Arc::new(ByPath) };
+        StreamOptions { name: StreamName::Stdout, tail_bytes, ring_bytes, max_spill_bytes, spills, room, rate };
     let opener = Arc::new(opener);
     let stream = Stream::start(read.into(), options, Arc::<Opener>::clone(&opener)).unwrap();
     (stream, write, opener)

@@ -4,7 +4,11 @@
 //!   accepted ── TLS handshake (TCP, where there is TLS) ──▶ preface ──▶ begun ── a call is admitted ──▶ stays
 //!      └────────────── 10 s ──────────────────────────────────┴───────────── 60 s ───▶ closed
 //! ```
-//! A handshake is made by the task that serves the connection, so that a slow one keeps nobody else waiting.
+//! A handshake is made by the task that serves the connection, so that a slow one keeps nobody else waiting. Where all places are
+//! taken, the oldest connection over which no call was admitted goes for the next one ([`places`]): nobody keeps a place who
+//! may not call.
+
+mod places;
 
 use std::{
     io,
@@ -21,12 +25,13 @@ use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep, sleep},
 };
 use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
+use self::places::{Place, Places};
 use crate::{
     service::{
         auth::{Certificate, Origin, Peer},
@@ -101,7 +106,7 @@ type Connections = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 /// TCP speak TLS.
 ///
 /// At most `per_kind` are open at the same time on the Unix sockets and as many on the TCP sockets, in equal parts for each
-/// socket and at least one; more wait in the kernel's queue. One that does not begin within [`BEGIN_LIMIT`], or makes no call that is admitted within
+/// socket and at least one; one more takes the place of the oldest over which no call was admitted, or waits. One that does not begin within [`BEGIN_LIMIT`], or makes no call that is admitted within
 /// [`FIRST_CALL_LIMIT`] after that, is closed.
 ///
 /// # Errors
@@ -121,18 +126,17 @@ pub(super) fn incoming(
             Listener::Unix(_) => unix,
             Listener::Tcp(_) => tcp,
         };
-        let permits = Arc::new(Semaphore::new((per_kind / same_kind).max(1)));
+        let places = Places::new((per_kind / same_kind).max(1));
         let tls = tls.clone();
-        let connections = stream::unfold((listener, permits, tls), move |(listener, permits, tls)| async move {
-            // The semaphore is never closed.
-            let permit = permits.clone().acquire_owned().await.ok()?;
+        let connections = stream::unfold((listener, places, tls), move |(listener, places, tls)| async move {
             loop {
                 match listener.accept(keeper, tls.as_ref()).await {
                     Ok((transport, peer)) => {
                         let line = Line { peer, calls: Calls::default() };
-                        let awaited = Some(Awaited::preface());
-                        let connection = Connection { transport, line, awaited, _permit: permit };
-                        return Some((Ok(connection), (listener, permits, tls)));
+                        let place = places.take(&line).await;
+                        let awaited = Some(Awaited::preface(&place));
+                        let connection = Connection { transport, line, awaited, _place: place };
+                        return Some((Ok(connection), (listener, places, tls)));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
@@ -209,11 +213,13 @@ struct Awaited {
     /// So much of the preface. 0: it is there, and a call is awaited.
     bytes: usize,
     until: Pin<Box<Sleep>>,
+    /// Its place is given to another.
+    displaced: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Awaited {
-    fn preface() -> Self {
-        Self { bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGIN_LIMIT)) }
+    fn preface(place: &Place) -> Self {
+        Self { bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGIN_LIMIT)), displaced: Box::pin(place.displaced()) }
     }
 
     /// So many bytes have come.
@@ -226,8 +232,11 @@ impl Awaited {
         }
     }
 
-    /// Ready when the time is over: whether it was waited in vain.
+    /// Ready when the time is over, or the place is another's: whether it was waited in vain.
     fn poll_over(&mut self, calls: &Calls, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.displaced.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(calls.latest() != Latest::Admitted);
+        }
         loop {
             ready!(self.until.as_mut().poll(cx));
             match calls.latest() {
@@ -248,7 +257,7 @@ pub(super) struct Connection {
     line: Line,
     /// Until it may stay.
     awaited: Option<Awaited>,
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Connection {
@@ -387,10 +396,44 @@ mod tests {
         let (first, second) = (next(&mut connections).await, next(&mut connections).await);
         let _user = UnixStream::connect(dir.path().join("sock")).await.expect("connected");
         assert!(matches!(next(&mut connections).await.line.peer, Peer::Unix { .. }));
-        assert!(connections.next().now_or_never().is_none(), "a third stranger was let in");
+        for connection in [&first, &second] {
+            connection.line.calls.note(Latest::Admitted);
+        }
+        assert!(connections.next().now_or_never().is_none(), "a third was let in beside two that may call");
         drop(first);
         assert!(matches!(next(&mut connections).await.line.peer, Peer::Tcp { .. }));
         drop(second);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_that_may_not_call_goes_for_the_next() {
+        let (mut connections, _dir, address) = listen(3);
+        let connect = || std::net::TcpStream::connect(address).expect("at least queued");
+        let _others = [connect(), connect(), connect()];
+        let mut old = Vec::new();
+        for _ in 0..3 {
+            old.push(next(&mut connections).await);
+        }
+        old[0].line.calls.note(Latest::Admitted);
+        let _user = connect();
+        let new = {
+            let mut new = std::pin::pin!(next(&mut connections));
+            assert!((&mut new).now_or_never().is_none(), "nobody has gone yet");
+            // The library notices when it reads or writes.
+            let displaced = old[1].read_u8().await.expect_err("its place is another's");
+            assert_eq!(displaced.kind(), io::ErrorKind::TimedOut);
+            for other in [0, 2] {
+                assert!(old[other].read_u8().now_or_never().is_none(), "{other} has to stay");
+            }
+            drop(old.remove(1));
+            new.await
+        };
+        new.line.calls.note(Latest::Admitted);
+        // It goes next, though a check of health was made over it.
+        old[1].line.calls.note(Latest::Health(std::time::Instant::now()));
+        let _another = connect();
+        assert!(connections.next().now_or_never().is_none());
+        assert!(old[1].read_u8().await.is_err());
     }
 
     /// A connection over which so many bytes of the preface have come.

@@ -1,8 +1,8 @@
-//! One line in the log for each call: what was asked, for whom, what came of it and how long it took.
+//! One line in the log for each call: what was asked, by whom and for whom, what came of it and how long it took.
 //!
 //! Never output, never a token. A command's text only at trace level, since commands carry secrets.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use executor_proto::{
     error::ExecutorError,
@@ -11,7 +11,11 @@ use executor_proto::{
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use tonic::Status;
 
-use crate::ids::Caller;
+use super::{auth::Peer, edge::Admitted};
+use crate::{
+    ids::{Caller, TenantId},
+    limits::{OwnerPermit, RequestPermit},
+};
 
 /// The words for what came of a call.
 pub(super) mod outcome {
@@ -56,22 +60,46 @@ pub(super) mod outcome {
 #[derive(Debug)]
 pub(super) struct CallLog {
     rpc: &'static str,
+    peer: Option<Peer>,
+    tenant: Option<TenantId>,
     caller: Option<Caller>,
     task: Option<TaskId>,
     outcome: Option<String>,
     begun: Instant,
+    /// Its place among those of its tenant, and of its owner.
+    room: Option<Arc<RequestPermit>>,
+    of_owner: Option<OwnerPermit>,
     /// Counts the call as under way.
     _token: TaskTrackerToken,
 }
 
 impl CallLog {
-    pub(super) fn new(rpc: &'static str, calls: &TaskTracker) -> Self {
-        Self { rpc, caller: None, task: None, outcome: None, begun: Instant::now(), _token: calls.token() }
+    pub(super) fn new(rpc: &'static str, peer: Option<Peer>, admitted: Option<Admitted>, calls: &TaskTracker) -> Self {
+        let (tenant, room) = admitted.map(|Admitted { tenant, room }| (tenant, room)).unzip();
+        Self {
+            rpc,
+            peer,
+            tenant,
+            caller: None,
+            task: None,
+            outcome: None,
+            begun: Instant::now(),
+            room,
+            of_owner: None,
+            _token: calls.token(),
+        }
     }
 
-    /// Notes who is calling, and hands it on.
-    pub(super) fn caller(&mut self, caller: Caller) -> Caller {
-        self.caller.insert(caller).clone()
+    /// Notes who is calling, takes the owner's place for it, and hands the caller on.
+    ///
+    /// # Errors
+    /// When the owner has too many requests under way.
+    pub(super) fn caller(&mut self, caller: Caller) -> Result<Caller, ExecutorError> {
+        let caller = self.caller.insert(caller).clone();
+        if let Some(room) = &self.room {
+            self.of_owner = Some(room.made_for(&caller)?);
+        }
+        Ok(caller)
     }
 
     /// Notes which task it is about, and hands it on.
@@ -109,11 +137,12 @@ fn cut(text: &str) -> String {
 
 impl Drop for CallLog {
     fn drop(&mut self) {
-        let tenant = self.caller.as_ref().map(|caller| caller.tenant.0.as_str());
+        let peer = self.peer.as_ref().map(ToString::to_string);
+        let tenant = self.tenant.as_ref().map(|tenant| tenant.0.as_str());
         let owner = self.caller.as_ref().and_then(|caller| caller.owner.as_ref()).map(|owner| cut(&owner.0));
         let task = self.task.as_ref().map(|task| cut(&task.0));
         let outcome = self.outcome.as_deref().unwrap_or("client gone");
         let ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::info!(rpc = self.rpc, tenant, owner, task, outcome, ms, "call");
+        tracing::info!(rpc = self.rpc, peer, tenant, owner, task, outcome, ms, "call");
     }
 }

@@ -14,8 +14,8 @@ use executor_proto::{
     MAX_CHUNK_BYTES,
     error::ExecutorError,
     types::{
-        CommandSpec, Completion, EndedBy, EnvironmentVariable, ExecutorInfo, Exit, KillOutcome, OwnerId, Process,
-        ReadId, RunAccepted, RunResult, SandboxMode, Spill, StartKey, StreamChunk, StreamDelta, StreamName,
+        Budgets, CommandSpec, Completion, EndedBy, EnvironmentVariable, ExecutorInfo, Exit, KillOutcome, OwnerId,
+        Process, ReadId, RunAccepted, RunResult, SandboxMode, Spill, StartKey, StreamChunk, StreamDelta, StreamName,
         StreamResult, TaskId, TaskInfo, TaskStatus,
     },
     v1,
@@ -156,6 +156,7 @@ pub(super) fn info(info: ExecutorInfo) -> v1::GetInfoResponse {
         network_off,
         features,
         stated_limits,
+        budgets,
     } = info;
     v1::GetInfoResponse {
         version,
@@ -183,6 +184,28 @@ pub(super) fn info(info: ExecutorInfo) -> v1::GetInfoResponse {
         network_off,
         features,
         stated_limits,
+        budgets: budgets.map(of_tenant),
+    }
+}
+
+fn of_tenant(budgets: Budgets) -> v1::Budgets {
+    let Budgets {
+        max_spill_bytes_in_all,
+        max_spill_bytes_per_owner,
+        max_output_bytes_per_second,
+        max_watchers,
+        max_requests,
+        max_processes,
+        max_memory_bytes,
+    } = budgets;
+    v1::Budgets {
+        max_spill_bytes_in_all,
+        max_spill_bytes_per_owner,
+        max_output_bytes_per_second,
+        max_watchers,
+        max_requests,
+        max_processes,
+        max_memory_bytes,
     }
 }
 

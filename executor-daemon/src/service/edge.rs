@@ -1,6 +1,7 @@
 //! What every request passes before it reaches a service, and every answer on its way out.
 //!
-//! In: health checks go through; anything else needs a caller that the [`Gate`] admits, and a daemon that is not stopping.
+//! In: health checks go through; anything else needs a caller that the [`Gate`] admits, a daemon that is not stopping, and room
+//! among the requests of its tenant ([`Limits`]).
 //! Out: answers that the gRPC library gave by itself are put into the protocol's words. This is a layer around all services,
 //! so that nothing can be added beside it.
 
@@ -24,6 +25,10 @@ use tower::{Layer, Service};
 use super::{
     auth::{Gate, Peer},
     status,
+};
+use crate::{
+    ids::TenantId,
+    limits::{Limits, RequestKind, RequestPermit},
 };
 
 /// The service that containers and load balancers ask, without a token.
@@ -73,12 +78,13 @@ impl Calls {
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeLayer {
     gate: Arc<Gate>,
+    limits: Limits,
     stopping: Arc<AtomicBool>,
 }
 
 impl EdgeLayer {
-    pub(crate) fn new(gate: Gate) -> Self {
-        Self { gate: Arc::new(gate), stopping: Arc::new(AtomicBool::new(false)) }
+    pub(crate) fn new(gate: Gate, limits: Limits) -> Self {
+        Self { gate: Arc::new(gate), limits, stopping: Arc::new(AtomicBool::new(false)) }
     }
 
     /// From now on new calls are refused.
@@ -86,7 +92,7 @@ impl EdgeLayer {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// Whether a request may go on; its tenant is put into it.
+    /// Whether a request may go on; its tenant and its room are put into it.
     fn enter(&self, request: &mut Request<Body>) -> Result<(), ExecutorError> {
         let path = request.uri().path();
         let line = request.extensions().get::<Line>();
@@ -97,9 +103,12 @@ impl EdgeLayer {
             return Ok(());
         }
         let admitted = match line {
-            Some(Line { peer, .. }) => self.gate.admit(peer, request.headers()).inspect_err(|error| {
-                tracing::warn!(%peer, path = %path.chars().take(MAX_LOGGED_PATH_CHARS).collect::<String>(), reason = %error, "refused");
-            }),
+            Some(Line { peer, .. }) => {
+                let admitted = self.gate.admit(peer, request.headers());
+                admitted.inspect_err(|reason| {
+                    tracing::warn!(peer = peer.to_string(), path = shown(path), reason = reason.to_string(), "refused");
+                })
+            }
             None => Err(ExecutorError::Internal { problem: "a connection without a peer".to_owned() }),
         };
         let tenant = admitted?;
@@ -109,13 +118,40 @@ impl EdgeLayer {
         if self.stopping.load(Ordering::Acquire) {
             return Err(ExecutorError::Stopping);
         }
-        request.extensions_mut().insert(tenant);
+        let room = self.limits.request(&tenant, kind_of(path)).inspect_err(|reason| {
+            let peer = line.map(|line| line.peer.to_string());
+            let reason = reason.to_string();
+            tracing::warn!(peer, tenant = tenant.0, path = shown(path), reason, "refused");
+        })?;
+        request.extensions_mut().insert(Admitted { tenant, room: Arc::new(room) });
         Ok(())
     }
 }
 
-/// A path is the caller's own text and is cut to this many characters in the log.
-const MAX_LOGGED_PATH_CHARS: usize = 128;
+/// What a request brings that has come in.
+#[derive(Debug, Clone)]
+pub(crate) struct Admitted {
+    /// Whose it is.
+    pub(crate) tenant: TenantId,
+    /// Its place, for as long as it is under way.
+    pub(crate) room: Arc<RequestPermit>,
+}
+
+/// What a request does with what there is, by its path.
+fn kind_of(path: &str) -> RequestKind {
+    match path.strip_prefix("/executor.v1.Executor/") {
+        Some("KillTask" | "CancelRun" | "AckCompletions") => RequestKind::Ending,
+        Some("WatchTasks" | "ReadStream") => RequestKind::Watcher,
+        Some(_) | None => RequestKind::Work,
+    }
+}
+
+/// A path is the caller's own text, and is cut in the log.
+fn shown(path: &str) -> String {
+    const MAX_CHARS: usize = 128;
+
+    path.chars().take(MAX_CHARS).collect()
+}
 
 impl<S> Layer<S> for EdgeLayer {
     type Service = Edge<S>;

@@ -66,6 +66,7 @@ fn spec(command: &str) -> SpawnSpec {
     let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin".to_owned());
     SpawnSpec {
         identity: 0,
+        group: 0,
         uid: nix::unistd::geteuid().as_raw(),
         programs: path.split(':').map(|directory| format!("{directory}/bash").into_bytes()).collect(),
         arguments: ["bash", "-c", command].map(|argument| argument.as_bytes().to_vec()).to_vec(),

@@ -1,6 +1,6 @@
 //! `info`: what the executor is.
 
-use executor_proto::types::{ExecutorInfo, SandboxMode};
+use executor_proto::types::{Budgets, ExecutorInfo, SandboxMode};
 
 use super::{
     Outcome,
@@ -42,6 +42,7 @@ fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
         network_off,
         features,
         stated_limits,
+        budgets,
     } = info;
     let modes: Vec<&str> = sandbox_modes.iter().map(|mode| mode.as_str()).collect();
     let mut rows = vec![
@@ -65,7 +66,32 @@ fn listed(endpoint: &str, info: &ExecutorInfo) -> String {
         ("network", if *network_off { "off" } else { "not limited" }.to_owned()),
         ("features", if features.is_empty() { "none".to_owned() } else { features.join(", ") }),
     ];
+    rows.extend(budgets.iter().flat_map(of_tenant));
     rows.extend(stated_limits.iter().map(|limit| ("not protected", limit.clone())));
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     rows.iter().map(|(name, value)| format!("{name:width$}  {}\n", Visible::text(value.as_bytes()))).collect()
+}
+
+/// What else may be used.
+fn of_tenant(budgets: &Budgets) -> [(&'static str, String); 5] {
+    let Budgets {
+        max_spill_bytes_in_all,
+        max_spill_bytes_per_owner,
+        max_output_bytes_per_second,
+        max_watchers,
+        max_requests,
+        max_processes,
+        max_memory_bytes,
+    } = *budgets;
+    let or = |number: u64, text: String| if number == 0 { "not limited".to_owned() } else { text };
+    [
+        (
+            "spill files",
+            format!("at most {max_spill_bytes_per_owner} bytes per owner, {max_spill_bytes_in_all} in all"),
+        ),
+        ("output rate", or(max_output_bytes_per_second, format!("{max_output_bytes_per_second} bytes per second"))),
+        ("calls", format!("at most {max_requests} and {max_watchers} watchers at a time, half of them per owner")),
+        ("processes", or(max_processes, format!("at most {max_processes}"))),
+        ("memory", or(max_memory_bytes, format!("at most {max_memory_bytes} bytes"))),
+    ]
 }

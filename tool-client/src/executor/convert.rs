@@ -7,9 +7,9 @@ pub(super) mod fuzzing;
 use bytes::Bytes;
 use executor_proto::{
     types::{
-        CommandSpec, Completion, EndedBy, EnvironmentVariable, ExecutorInfo, Exit, KillOutcome, OwnerId, Process,
-        RunAccepted, RunResult, SandboxMode, Spill, StreamChunk, StreamDelta, StreamName, StreamResult, TaskId,
-        TaskInfo, TaskOutput, TaskStatus,
+        Budgets, CommandSpec, Completion, EndedBy, EnvironmentVariable, ExecutorInfo, Exit, KillOutcome, OwnerId,
+        Process, RunAccepted, RunResult, SandboxMode, Spill, StreamChunk, StreamDelta, StreamName, StreamResult,
+        TaskId, TaskInfo, TaskOutput, TaskStatus,
     },
     v1,
 };
@@ -89,6 +89,7 @@ pub(super) fn info(message: v1::GetInfoResponse) -> ExecutorInfo {
         network_off,
         features,
         stated_limits,
+        budgets,
     } = message;
     ExecutorInfo {
         version,
@@ -116,6 +117,28 @@ pub(super) fn info(message: v1::GetInfoResponse) -> ExecutorInfo {
         network_off,
         features,
         stated_limits,
+        budgets: budgets.map(of_tenant),
+    }
+}
+
+fn of_tenant(message: v1::Budgets) -> Budgets {
+    let v1::Budgets {
+        max_spill_bytes_in_all,
+        max_spill_bytes_per_owner,
+        max_output_bytes_per_second,
+        max_watchers,
+        max_requests,
+        max_processes,
+        max_memory_bytes,
+    } = message;
+    Budgets {
+        max_spill_bytes_in_all,
+        max_spill_bytes_per_owner,
+        max_output_bytes_per_second,
+        max_watchers,
+        max_requests,
+        max_processes,
+        max_memory_bytes,
     }
 }
 

@@ -120,6 +120,10 @@ impl Fault {
                 Self::Answer(ExecutorError::OutcomeUnknown { reason: earlier.to_owned() })
             }
             Self::Untrusted { cause } => Self::Untrusted { cause },
+            // There is no room to look what became of that one.
+            Self::Answer(error @ ExecutorError::OverLimit { .. }) if rpc.effect() != Effect::None => {
+                Self::Lost { cause: error.to_string(), sent: true }
+            }
             Self::Answer(
                 ExecutorError::Stopping
                 | ExecutorError::Refused { .. }
@@ -207,6 +211,16 @@ mod tests {
                 _ => assert_eq!(fault, lost("words", false), "{code:?}"),
             }
         }
+    }
+
+    #[test]
+    fn no_room_for_another_attempt_says_nothing_about_the_one_before() {
+        let over = || Fault::Answer(ExecutorError::OverLimit { what: "requests".into(), used: 1, limit: 1 });
+        for rpc in [Rpc::Run, Rpc::StartTask, Rpc::ReadOutput, Rpc::KillTask, Rpc::CancelRun] {
+            assert_eq!(over().after_lost_attempt(rpc, "reset").reached(), Some(Reached::NoAnswer), "{rpc:?}");
+        }
+        assert_eq!(over().after_lost_attempt(Rpc::ListTasks, "reset"), over());
+        assert_eq!(over().reached(), Some(Reached::Answered), "nothing was lost");
     }
 
     #[test]

@@ -188,12 +188,27 @@ async fn info_is_a_list() {
         version: "9.9.9".into(),
         hostname: "h\x1b[2J".into(),
         stated_limits: vec!["Commands run as root.".into()],
+        budgets: Some(v1::Budgets {
+            max_spill_bytes_in_all: 20_000,
+            max_spill_bytes_per_owner: 10_000,
+            max_watchers: 40,
+            max_requests: 80,
+            max_memory_bytes: 1_000,
+            ..v1::Budgets::default()
+        }),
         ..v1::GetInfoResponse::default()
     };
     let daemon = Daemon::start(Script { info: [Ok(info)].into(), ..Script::default() });
     let ended = Cli::new().run_at(&daemon, &["info"]);
     assert_eq!(ended.code, Some(0));
-    for part in ["version          9.9.9\n", "not protected    Commands run as root.\n", "h^[[2J", &daemon.endpoint()] {
+    for part in [
+        "version          9.9.9\n",
+        "not protected    Commands run as root.\n",
+        "h^[[2J",
+        "spill files      at most 10000 bytes per owner, 20000 in all\n",
+        "output rate      not limited\n",
+        &daemon.endpoint(),
+    ] {
         assert!(ended.stdout.contains(part), "{part:?} is not in {}", ended.stdout);
     }
 }

@@ -466,7 +466,7 @@ fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
         "max_requests = 0\n[tenants.a]\nrun_as = 'no-such-user'\nuid_range = '9-5'\ncapabilities = 'CAP_FLY'\nallow_setuid = 1\n\
          shares_user = 'no'\nworkdir_roots = ['work', 'none']\ndefault_workdir = '/'\nenvironment_allow = ['A=B']\nsandbox = 'none'\n\
          writable_paths = 'gone'\nnetwork = 'off'\nsandbox_tool = 'docker'\nmax_tasks = 0\nmax_tasks_per_owner = '1'\nmax_processes = -1\n\
-         max_memory_bytes = 5\nmax_spill_bytes_in_all = 0\nmax_spill_bytes_per_owner = 0\nmax_output_bytes_per_second = 0\n\
+         max_memory_bytes = 5\nmax_spill_bytes_in_all = 0\nmax_spill_bytes_per_owner = 0\nmax_output_bytes_per_second = -1\n\
          max_watchers = 0\nmax_requests = 0\nuid = 5\n",
     )
     .expect_err("mistakes");
@@ -477,7 +477,7 @@ fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
         ("tenants.a.default_workdir = \"/\"", "must lie in one of workdir_roots"),
         ("tenants.a.environment_allow = \"A=B\"", "must be the name of a variable"),
         ("tenants.a.max_memory_bytes = 5", "must be a whole number of bytes from 1048576"),
-        ("tenants.a.max_output_bytes_per_second = 0", "must be a whole number of bytes from 1"),
+        ("tenants.a.max_output_bytes_per_second = -1", "must be a whole number of bytes from 0"),
         ("tenants.a.max_processes = -1", "must be a whole number of processes from 1"),
         ("tenants.a.max_requests = 0", "must be a whole number of requests from 1"),
         ("tenants.a.max_spill_bytes_in_all = 0", "must be a whole number of bytes from 1"),

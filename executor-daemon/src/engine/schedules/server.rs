@@ -29,7 +29,7 @@ use crate::{
     },
     ids::Caller,
     journal::{self, RecordedStart, Recovered, StartNumber},
-    limits::{HostLimits, Limits},
+    limits::{Budget, Budgets, HostLimits, Limits},
 };
 
 /// Caps that a short schedule reaches.
@@ -69,6 +69,13 @@ enum Stage {
     Named(StartNumber, TaskId),
 }
 
+/// Only the tasks of an owner are few.
+fn limits() -> Limits {
+    let others = Budget { max_tasks_per_owner: Some(MAX_TASKS_PER_OWNER), ..Budget::default() };
+    let budgets = Budgets { max_tasks: u64::MAX, others, known: Vec::new() };
+    Limits::new(budgets, HostLimits::default(), std::path::Path::new("/"))
+}
+
 impl Server {
     /// Starts with what the journal and the keeper know: `carry` and `recall`.
     pub(super) fn take_over(world: &mut World, model: &mut Model) -> Self {
@@ -76,7 +83,7 @@ impl Server {
         let mut server = Self {
             registry: recall::keys(keys),
             completions: Completions::recalled(MAX_COMPLETIONS, world.journal.clone(), ledgers, first_sequence),
-            limits: Limits::new(u64::MAX, MAX_TASKS_PER_OWNER, HostLimits::default()),
+            limits: limits(),
             starts: Vec::new(),
             driven: Vec::new(),
             next_handle: world.next_handle(),
@@ -108,7 +115,8 @@ impl Server {
             }
         };
         world.commands.get_mut(&command).unwrap().name = Some(id.clone());
-        let permits = (self.limits.command_there(), (kind == Kind::Task).then(|| self.limits.task_there(&caller)));
+        let permits =
+            (self.limits.command_there(&caller), (kind == Kind::Task).then(|| self.limits.task_there(&caller)));
         let facts = (id.clone(), kind, caller.clone(), command, recorded.number);
         let state = carry::state_of(&recorded, Instant::now());
         let task = Arc::new(Task::new(facts, state, Reads::recalled(recorded.reads, caller.owner.is_none()), permits));
@@ -256,7 +264,7 @@ impl Server {
                 let task_permit = (kind == Kind::Task).then(|| self.limits.task(&caller)).transpose();
                 match task_permit {
                     Ok(task_permit) => {
-                        let permits = (self.limits.command().unwrap(), task_permit);
+                        let permits = (self.limits.command(&caller).unwrap(), task_permit);
                         let handle = self.next_handle;
                         self.next_handle += 1;
                         let stage = Stage::Reserved;

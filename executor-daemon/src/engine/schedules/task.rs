@@ -17,11 +17,11 @@ use crate::{
     },
     ids::Caller,
     journal::StartNumber,
-    limits::{CommandPermit, TaskPermit},
+    limits::{CommandPermit, OwnerPermit},
     output,
 };
 
-pub(super) type Permits = (CommandPermit, Option<TaskPermit>);
+pub(super) type Permits = (CommandPermit, Option<OwnerPermit>);
 
 /// One run or task.
 #[derive(Debug)]

@@ -80,6 +80,8 @@ async fn a_ring_file_that_fails_costs_nothing_but_itself() {
             ring_bytes: ring_bytes(TAIL),
             max_spill_bytes: 0,
             spills: Arc::new(ByPath),
+            room: any_room(),
+            rate: None,
         };
         let files = Arc::new(Failing(Mutex::default(), AtomicU64::new(0)));
         let stream = Stream::start(read.into(), options, Arc::<Failing>::clone(&files)).unwrap();
@@ -108,6 +110,8 @@ fn recalled(start: u64, bytes: &'static [u8], missing: u64, spill: Option<KeptSp
         ring_bytes: MIB,
         max_spill_bytes: 64 * MIB,
         spills: Arc::new(ByPath),
+        room: any_room(),
+        rate: None,
     };
     Stream::recalled(options, KeptStream { start, bytes: Bytes::from_static(bytes), missing, spill })
 }

@@ -61,8 +61,13 @@ pub(super) async fn attach(
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) => {
                     let fault = Fault::of(&status, &sent).on_behalf_of(&remote.peer);
-                    if let Fault::Answer(_) | Fault::Untrusted { .. } = fault {
-                        return Err(NotAttached::Answered(fault.into_error(Rpc::Run, &remote.endpoint)));
+                    match fault {
+                        // There is no room for the request just now. That says nothing about the run, which goes on.
+                        Fault::Answer(ExecutorError::OverLimit { .. }) => {}
+                        Fault::Answer(_) | Fault::Untrusted { .. } => {
+                            return Err(NotAttached::Answered(fault.into_error(Rpc::Run, &remote.endpoint)));
+                        }
+                        Fault::Lost { .. } | Fault::Silence { .. } => {}
                     }
                 }
             }
