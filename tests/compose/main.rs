@@ -27,5 +27,6 @@ mod engine;
 mod failures;
 mod file;
 mod image;
+mod limits;
 mod model_text;
 mod tenants;

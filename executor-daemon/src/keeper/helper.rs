@@ -33,6 +33,7 @@ use super::{
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
     spawn::{self, Descriptors, Limits, SharedPids, Stack},
     tree::{self, Reaped},
+    victims::Score,
     wire::{self, Frame, Packet},
 };
 use crate::ids::ProcessHandle;
@@ -95,6 +96,8 @@ struct Helper<'a> {
     name: u64,
     signals: SignalFd,
     stack: Stack,
+    /// What commands get.
+    score: Option<Score>,
     pids: &'a SharedPids,
     running: Option<Running>,
     keeper_gone: bool,
@@ -135,8 +138,9 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, pids: &Sh
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    Helper { context, socket, news, name, signals, stack, pids, running: None, keeper_gone: false, real_time: false }
-        .work();
+    let score = Score::of_commands();
+    let (running, keeper_gone, real_time) = (None, false, false);
+    Helper { context, socket, news, name, signals, stack, score, pids, running, keeper_gone, real_time }.work();
     Ok(())
 }
 
@@ -243,6 +247,10 @@ impl Helper<'_> {
                 let (_, fds) = packet.into_parts();
                 let answer = self.spawn(handle, spec, fds);
                 self.send(&answer);
+                // After the answer, which then does not wait for it.
+                if let (Some(score), Some(Running { shell: Some(pid), .. })) = (&self.score, &self.running) {
+                    score.give(*pid);
+                }
             }
             Ok(ToKeeper::End { handle, grace_ms }) => self.end(handle, Duration::from_millis(grace_ms), 1),
             Ok(ToKeeper::List { handle }) => self.list(handle),
