@@ -29,4 +29,6 @@ mod file;
 mod image;
 mod limits;
 mod model_text;
+mod numbers;
+mod swarm;
 mod tenants;
