@@ -30,10 +30,14 @@ links:
 deny:
     cargo deny --log-level error check licenses bans sources
 
-# The containers: needs Docker with Compose, and fails without. E2E_ONLY=NAME plays the scenarios whose names hold NAME.
-# EXECUTOR_TEST_CONTAINERS=off is how to do without them, which each test then says.
+# E2E_ONLY=NAME plays the scenarios whose names hold NAME. EXECUTOR_TEST_CONTAINERS=off is how to do without, which each test then says.
+# The containers: needs Docker with Compose and Swarm, and fails without.
 e2e:
     cargo test -p executor-tests --test compose -- --test-threads=1 --nocapture
+
+# The manifests for Kubernetes against its schemas, and the unit for systemd; a broken manifest must be refused.
+deploy:
+    deploy/check/check.sh
 
 # What CI does for seconds, for an hour. 1,000 tasks that count lines through 20 kills of the server: every line once, one notice
 # each; takes two processes for each task and a hard limit on open files (`ulimit -Hn`) that lets keeper and server hold the pipes of

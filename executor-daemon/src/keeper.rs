@@ -39,6 +39,7 @@ mod spawn;
 mod spill;
 mod streams;
 mod tree;
+mod victims;
 mod wire;
 
 use std::{ffi::OsStr, fmt, net::SocketAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};

@@ -58,7 +58,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        run(&mut docker(["rm", "--force", &self.container]), "");
+        run(&mut docker(["rm", "--force", "--volumes", &self.container]), "");
     }
 }
 

@@ -153,6 +153,13 @@ fn build_binaries() {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.current_dir(workspace()).env("CARGO_TARGET_DIR", workspace().join("target"));
+    // What cargo tells a test about itself would have build scripts run again, here and in the next build elsewhere.
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"].iter().any(|begin| name.starts_with(begin)) {
+            build.env_remove(name);
+        }
+    }
     build.args(["build", "--release", "--locked", "--quiet"]);
     build.args(["-p", "executor-daemon", "-p", "tool-client", "-p", "executor-tests"]);
     build.args(["--bin", "executor-daemon", "--bin", "tool-client", "--bin", "scenarios", "--bin", "bench"]);

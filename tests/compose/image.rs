@@ -1,8 +1,11 @@
 //! The image by itself: how large it is, how soon it serves, and that it needs to write nowhere but in its volume.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use crate::engine::{Marked, docker, image, must, run, wait_for};
+use crate::engine::{Marked, docker, image, must, run, wait_for, workspace};
 
 /// What the image may add to its base.
 const MOST_BYTES: u64 = 120 * 1_000_000;
@@ -70,4 +73,48 @@ fn time_to_the_first_answer(marked: &Marked) -> Duration {
     let took: Vec<u64> = took.lines().map(|line| line.parse().expect("microseconds")).collect();
     assert_eq!(took.len(), 5, "{took:?}");
     Duration::from_micros(took.into_iter().min().expect("five of them"))
+}
+
+over_containers!(the_kubernetes_manifest_s_arguments_work_under_its_restrictions);
+fn the_kubernetes_manifest_s_arguments_work_under_its_restrictions() {
+    let manifest = workspace().join("deploy/kubernetes/statefulset.yaml");
+    let manifest = fs::read_to_string(manifest).expect("the manifest can be read");
+    let words = |from: &str, to: &str| -> Vec<String> {
+        let lines = manifest.lines().map(str::trim).skip_while(|line| *line != from).skip(1);
+        lines.take_while(|line| *line != to).filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
+    };
+    let (arguments, health) = (words("args:", "env:"), words("command:", "periodSeconds: 1"));
+    assert!(arguments.len() > 3 && health.len() == 4, "{arguments:?} {health:?}");
+
+    let marked = Marked::new();
+    let name = &marked.name;
+    let state = format!("{name}-state");
+    for volume in [name, &state] {
+        must(docker(["volume", "create"]).args([&marked.label(), volume]), "");
+    }
+    // As the kubelet mounts a secret and a volume for a group.
+    let owned = "executor-daemon init --apart --dir /made --name daemon && cp /made/server/* /tls && chgrp 10001 /tls/* /state && \
+                 chmod 440 /tls/* && chmod 2775 /state";
+    let mut prepare = docker(["run", "--rm", "--entrypoint=sh", "--no-healthcheck", &format!("--volume={name}:/tls")]);
+    must(prepare.args([&marked.label(), &format!("--volume={state}:/state"), image(), "-c", owned]), "");
+
+    let mut start =
+        docker(["run", "--detach", "--no-healthcheck", "--read-only", "--user=10001:10001", "--cap-drop=ALL"]);
+    start.args([
+        "--security-opt=no-new-privileges",
+        "--env=HOME=/workspace",
+        "--tmpfs=/tmp",
+        "--tmpfs=/workspace:mode=0777",
+    ]);
+    start.arg(format!("--volume={state}:/var/lib/executor-daemon"));
+    start.args([marked.label(), format!("--name={name}"), format!("--volume={name}:/run/secrets/executor:ro")]);
+    must(start.arg(image()).args(&arguments), "");
+    wait_for("the manifest's probe succeeds", || {
+        let running = must(&mut docker(["inspect", "--format={{.State.Running}}", name]), "");
+        assert_eq!(running, "true", "{}", run(&mut docker(["logs", name]), ""));
+        (run(docker(["exec", name]).args(&health), "").code == Some(0)).then_some(())
+    });
+    let endpoint = format!("--env=EXECUTOR_ENDPOINT={}", health[3]);
+    let said = must(&mut docker(["exec", &endpoint, name, "tool-client", "bash", "whoami; pwd; touch x && ls"]), "");
+    assert_eq!(said, "executor\n/workspace\nx");
 }

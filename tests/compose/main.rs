@@ -4,6 +4,7 @@
 //! without, and each test then says so. Everything that it makes carries a label or a project's name of this run and is
 //! removed again, also after a failure.
 #![expect(clippy::disallowed_methods, reason = "tests start the programs that drive the engine")]
+#![expect(clippy::print_stdout, reason = "what is measured is read by people")]
 
 /// Makes a function a test over containers.
 macro_rules! over_containers {
@@ -27,5 +28,8 @@ mod engine;
 mod failures;
 mod file;
 mod image;
+mod limits;
 mod model_text;
+mod numbers;
+mod swarm;
 mod tenants;

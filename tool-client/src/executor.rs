@@ -28,6 +28,8 @@ pub mod connect;
 mod convert;
 mod error;
 pub mod local;
+pub mod pinned;
+mod placement;
 pub mod remote;
 mod retry;
 

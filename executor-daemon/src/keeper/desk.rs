@@ -186,14 +186,7 @@ impl Desk {
             link: None,
             next: None,
             name,
-            pool: Pool::new(Context {
-                identities,
-                groups,
-                oom_score: None,
-                open_files,
-                hidden,
-                spills: spills.path().to_owned(),
-            }),
+            pool: Pool::new(Context { identities, groups, open_files, hidden, spills: spills.path().to_owned() }),
             commands: HashMap::new(),
             next_handle: 1,
             spills,
@@ -220,11 +213,6 @@ impl Desk {
                 self.expect_end(handle, Duration::ZERO);
             }
         }
-    }
-
-    /// Commands get this `oom_score_adj`. Before the first command.
-    pub(super) fn commands_get_oom_score(&mut self, score: i16) {
-        self.pool.context_mut().oom_score = Some(score);
     }
 
     /// At the end: nobody is in a tenant's group any more but helpers without work.

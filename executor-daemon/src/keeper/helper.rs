@@ -35,6 +35,7 @@ use super::{
     protocol::{FromKeeper, Identity, ProcessEntry, Stage, ToKeeper},
     spawn::{self, Descriptors, Limits, SharedPids, Stack},
     tree::{self, Reaped},
+    victims::Score,
     wire::{self, Frame, Packet},
 };
 use crate::ids::ProcessHandle;
@@ -75,8 +76,6 @@ pub(super) struct Context {
     pub(super) identities: Vec<Identity>,
     /// What the processes of each tenant may have together.
     pub(super) groups: Groups,
-    /// What commands' `oom_score_adj` becomes again. `None`: the keeper's is as it was.
-    pub(super) oom_score: Option<i16>,
     /// The limit on descriptors that commands get (soft, hard).
     pub(super) open_files: Option<(u64, u64)>,
     /// Real paths that a fence hides.
@@ -101,6 +100,8 @@ struct Helper<'a> {
     name: u64,
     signals: SignalFd,
     stack: Stack,
+    /// What commands get.
+    score: Option<Score>,
     pids: &'a SharedPids,
     running: Option<Running>,
     keeper_gone: bool,
@@ -141,8 +142,9 @@ pub(super) fn run(sockets: [OwnedFd; 2], name: u64, context: &Context, pids: &Sh
     ended.add(Signal::SIGCHLD);
     let signals = SignalFd::with_flags(&ended, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     let stack = Stack::new()?;
-    Helper { context, socket, news, name, signals, stack, pids, running: None, keeper_gone: false, real_time: false }
-        .work();
+    let score = Score::of_commands();
+    let (running, keeper_gone, real_time) = (None, false, false);
+    Helper { context, socket, news, name, signals, stack, score, pids, running, keeper_gone, real_time }.work();
     Ok(())
 }
 
@@ -249,6 +251,10 @@ impl Helper<'_> {
                 let (_, fds) = packet.into_parts();
                 let answer = self.spawn(handle, spec, fds);
                 self.send(&answer);
+                // After the answer, which then does not wait for it.
+                if let (Some(score), Some(Running { shell: Some(pid), .. })) = (&self.score, &self.running) {
+                    score.give(*pid);
+                }
             }
             Ok(ToKeeper::End { handle, grace_ms }) => self.end(handle, Duration::from_millis(grace_ms), 1),
             Ok(ToKeeper::List { handle }) => self.list(handle),
@@ -283,7 +289,7 @@ impl Helper<'_> {
             return failed((Stage::Identity, libc::EPERM));
         }
         let descriptors = Descriptors { stdin, stdout, stderr, script };
-        let Context { groups, oom_score, open_files, .. } = self.context;
+        let Context { groups, open_files, .. } = self.context;
         // Before there is a process of the command, so that none is ever outside.
         let processes = match groups.enter(spec.group) {
             Ok(true) => None,
@@ -294,13 +300,7 @@ impl Helper<'_> {
             Ok(confined) => confined,
             Err(failure) => return failed(failure),
         };
-        let limits = Limits {
-            open_files: *open_files,
-            processes,
-            oom_score: *oom_score,
-            capabilities: self.context.capabilities(),
-            confined,
-        };
+        let limits = Limits { open_files: *open_files, processes, capabilities: self.context.capabilities(), confined };
         match spawn::start(&self.stack, self.pids, spec, identity, &descriptors, &limits) {
             Ok(pid) => {
                 self.running = Some(Running { handle, shell: Some(pid), ending: None });

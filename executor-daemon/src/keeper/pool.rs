@@ -104,10 +104,6 @@ impl Pool {
         &self.context
     }
 
-    pub(super) fn context_mut(&mut self) -> &mut Context {
-        &mut self.context
-    }
-
     /// Makes a helper ahead of need if none waits where one was needed last. That it fails shows when one is needed.
     pub(super) fn make_spare(&mut self, epoll: &Epoll) {
         let fence = self.last.clone();

@@ -132,11 +132,7 @@ impl Daemon {
         );
         link::null_stdin()?;
         let groups = Groups::of_daemon(&groups);
-        let mut desk =
-            Desk::open(identities, hidden, groups, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
-        if let Some(score) = protect_from_oom() {
-            desk.commands_get_oom_score(score);
-        }
+        let desk = Desk::open(identities, hidden, groups, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
         Ok(Self {
             desk,
             listening,
@@ -403,21 +399,6 @@ impl Daemon {
         }
         Ok(())
     }
-}
-
-/// Makes the kernel end commands before this process and the server when memory is short, where it may be chosen. Returns the
-/// `oom_score_adj` that was, which is the commands'.
-fn protect_from_oom() -> Option<i16> {
-    /// As if it used half of the memory less.
-    const LESS: i16 = 500;
-    /// A process with less is never ended.
-    const LEAST: i16 = -999;
-    const FILE: &str = "/proc/self/oom_score_adj";
-
-    let score: i16 = std::fs::read_to_string(FILE).ok()?.trim().parse().ok()?;
-    let lower = (score - LESS).max(LEAST);
-    // Not root: the kernel lets it be raised only.
-    (lower < score && std::fs::write(FILE, lower.to_string()).is_ok()).then_some(score)
 }
 
 /// An identity, for people.

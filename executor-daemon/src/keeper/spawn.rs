@@ -158,8 +158,6 @@ pub(super) struct Limits {
     pub(super) open_files: Option<(u64, u64)>,
     /// The limit on processes of its user, where that is another one than the helper's; `None`: the helper's own.
     pub(super) processes: Option<u64>,
-    /// What its `oom_score_adj` becomes again, where the keeper has lowered its own.
-    pub(super) oom_score: Option<i16>,
     /// The capabilities that [`bound_capabilities`] has left.
     pub(super) capabilities: u64,
     /// What it is refused.
@@ -189,8 +187,6 @@ struct Setup {
     filters: *const libc::sock_fprog,
     filter_count: usize,
     processes: Option<libc::rlimit64>,
-    /// For `/proc/self/oom_score_adj`.
-    oom_score: Option<(*const c_char, usize)>,
     identity: Option<ChildIdentity>,
     /// Those that it keeps, and those that a command of the helper could have. `None`: it keeps what the helper has.
     capabilities: Option<(u64, u64)>,
@@ -235,7 +231,6 @@ pub(super) fn start(
     let filters: Vec<_> = limits.confined.filters.iter().map(filter).collect::<Result<_, _>>()?;
     let (programs, arguments) = (Strings::new(spec.programs)?, Strings::new(spec.arguments)?);
     let (environment, workdir) = (Strings::new(spec.environment)?, text(spec.workdir)?);
-    let oom_score = limits.oom_score.map(|score| text(score.to_string().into_bytes())).transpose()?;
     let mut setup = Setup {
         stdin: descriptors.stdin.as_ref().map_or(NONE, AsRawFd::as_raw_fd),
         stdout: descriptors.stdout.as_raw_fd(),
@@ -249,7 +244,6 @@ pub(super) fn start(
             .processes
             .filter(|_| identity.change)
             .map(|most| libc::rlimit64 { rlim_cur: most, rlim_max: most }),
-        oom_score: oom_score.as_ref().map(|score| (score.as_ptr(), score.count_bytes())),
         identity: identity.change.then_some(ChildIdentity {
             uid: spec.uid,
             gid: identity.gid,
@@ -348,12 +342,6 @@ unsafe fn become_command(setup: &Setup) -> Failure {
         if let Some(limit) = &setup.open_files {
             let no_old = ptr::null::<c_void>();
             call!(Stage::Limits, libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, ptr::from_ref(limit), no_old);
-        }
-        if let Some((score, bytes)) = setup.oom_score {
-            let file = c"/proc/self/oom_score_adj".as_ptr();
-            let flags = libc::O_WRONLY | libc::O_CLOEXEC;
-            let file = call!(Stage::Limits, libc::SYS_openat, libc::AT_FDCWD, file, flags);
-            call!(Stage::Limits, libc::SYS_write, file, score, bytes);
         }
         if let Some(limit) = &setup.processes {
             let no_old = ptr::null::<c_void>();

@@ -56,6 +56,21 @@ async fn output_goes_through_the_pipe_into_the_stream_file() {
     assert_eq!(file.metadata().expect("a size").len(), PAGE_BYTES + 64 * 1024);
 }
 
+#[tokio::test]
+async fn memory_that_runs_out_takes_a_command_before_the_daemon() {
+    let own: i32 = fs::read_to_string("/proc/self/oom_score_adj").expect("a score").trim().parse().expect("a number");
+    let keeper = Keeper::start().await;
+    // It is given just after the start.
+    let script = format!(
+        "until read score </proc/self/oom_score_adj && [ $score != {own} ]; do :; done
+         echo $score; (read score </proc/self/oom_score_adj; echo $score)"
+    );
+    let mut command = keeper.spawn(&script).await;
+    assert_eq!(command.status().await, exited(0));
+    let above = (own + 500).min(1000);
+    assert_eq!(read_pipe(&command.spawned.stdout), format!("{above}\n{above}\n"), "also what it starts");
+}
+
 async fn failure(keeper: &Keeper, spec: SpawnSpec) -> (SpawnStage, i32, Option<Vec<u8>>) {
     match keeper.link.spawn(keeper.link.new_handle(), spec, None, None).await {
         Err(ExecutorError::Spawn { stage, errno, path }) => (stage, errno, path.map(|path| path.to_vec())),

@@ -16,6 +16,7 @@ use crate::{
         Executor,
         connect::Endpoint,
         local::{LocalExecutor, LocalOptions},
+        pinned::PinnedExecutor,
         remote::RemoteExecutor,
     },
     text::failure::Asked,
@@ -52,19 +53,16 @@ pub(super) enum Files {
 }
 
 impl Backend {
-    /// The daemon at the endpoint; `None` if there is no endpoint.
+    /// The daemon at the endpoint, or one of those at several; `None` if there is no endpoint.
     pub(super) fn remote(settings: &Settings) -> Option<Self> {
-        let endpoint = settings.endpoint.as_ref()?;
-        Some(Self {
-            executor: Arc::new(RemoteExecutor::new(endpoint, settings.access.clone())),
-            owner: settings.owner.clone(),
-            place: match endpoint {
-                Endpoint::Unix(_) => Place::Unix,
-                Endpoint::Tls { .. } | Endpoint::Tcp { .. } => {
-                    Place::Tcp { has_token: settings.access.token.is_some() }
-                }
-            },
-        })
+        let access = settings.access.clone();
+        let has_token = access.token.is_some();
+        let (executor, place): (Arc<dyn Executor>, _) = match settings.endpoints.as_slice() {
+            [] => return None,
+            [unix @ Endpoint::Unix(_)] => (Arc::new(RemoteExecutor::new(unix, access)), Place::Unix),
+            hosts => (Arc::new(PinnedExecutor::new(hosts.to_vec(), access)), Place::Tcp { has_token }),
+        };
+        Some(Self { executor, owner: settings.owner.clone(), place })
     }
 
     /// The daemon at the endpoint, else an embedded executor. Embedded, the files that hold whole outputs are gone when the
@@ -175,7 +173,7 @@ mod tests {
     #[tokio::test]
     async fn failures_say_what_a_person_can_do() {
         let endpoint = Endpoint::parse("http://x:1").expect("an endpoint");
-        let settings = Settings { endpoint: Some(endpoint), access: Access::default(), owner: None, sandbox: None };
+        let settings = Settings { endpoints: vec![endpoint], access: Access::default(), owner: None, sandbox: None };
         let backend = Backend::remote(&settings).expect("there is an endpoint");
         let said = |error: &ExecutorError, task: &str| {
             let task = TaskId(task.to_owned());

@@ -32,7 +32,7 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
     if workdir.as_ref().is_some_and(|workdir| workdir.is_empty()) {
         return Err(Failure::Usage("--workdir is empty".to_owned()));
     }
-    if background && settings.endpoint.is_none() {
+    if background && settings.endpoints.is_empty() {
         return Err(needs_endpoint("--background"));
     }
     let interrupt = Interrupt::listen()?;

@@ -23,7 +23,7 @@ pub(super) async fn definitions() -> Outcome {
 
 /// Prints exactly what the model would read.
 pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Outcome {
-    if settings.endpoint.is_none()
+    if settings.endpoints.is_empty()
         && let Some(what) = task_in(tool, arguments)
     {
         return Err(needs_endpoint(what));

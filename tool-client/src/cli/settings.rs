@@ -14,8 +14,8 @@ use crate::executor::connect::{Access, ClientFiles, ClientTls, Endpoint, Token};
 /// What a call is made with.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// `None`: an embedded executor.
-    pub(super) endpoint: Option<Endpoint>,
+    /// Several are the hosts of one executor, none is an embedded one.
+    pub(super) endpoints: Vec<Endpoint>,
     pub(super) access: Access,
     pub(super) owner: Option<OwnerId>,
     /// `None`: the executor's default.
@@ -97,17 +97,18 @@ impl Settings {
         let endpoint = (flags.endpoint.map(|text| ("--endpoint", text)))
             .or(surroundings.endpoint.map(|text| ("EXECUTOR_ENDPOINT", text)))
             .or(config.endpoint.map(|text| (config_name.as_str(), text.into())));
-        let endpoint = endpoint.and_then(|(source, text)| {
-            parse_endpoint(&text).map_err(|problem| problems.push(format!("{source}: {problem}"))).ok()
+        let endpoints = endpoint.and_then(|(source, text)| {
+            parse_endpoints(&text).map_err(|problem| problems.push(format!("{source}: {problem}"))).ok()
         });
+        let endpoints = endpoints.unwrap_or_default();
         let of_flags = Files { token: flags.token_file, ca: flags.ca, cert: flags.cert, key: flags.key };
         let files = of_flags.or(surroundings.files).or(config.files);
-        let access = endpoint.as_ref().map(|endpoint| access(endpoint, files, &mut problems)).unwrap_or_default();
+        let access = endpoints.first().map(|endpoint| access(endpoint, files, &mut problems)).unwrap_or_default();
         if !problems.is_empty() {
             return Err(Failure::Usage(problems.join("; ")));
         }
         let owner = flags.owner.or(config.owner).map(OwnerId);
-        Ok(Self { endpoint, access, owner, sandbox: flags.sandbox.or(config.sandbox) })
+        Ok(Self { endpoints, access, owner, sandbox: flags.sandbox.or(config.sandbox) })
     }
 }
 
@@ -142,9 +143,9 @@ fn access(endpoint: &Endpoint, files: Files, problems: &mut Vec<String>) -> Acce
     Access { token, tls: tls.map_err(|error| problems.push(error.to_string())).ok() }
 }
 
-fn parse_endpoint(text: &OsStr) -> Result<Endpoint, String> {
+fn parse_endpoints(text: &OsStr) -> Result<Vec<Endpoint>, String> {
     let text = text.to_str().ok_or_else(|| format!("endpoint {text:?} is not UTF-8"))?;
-    Endpoint::parse(text).map_err(|error| error.to_string())
+    Endpoint::parse_list(text).map_err(|error| error.to_string())
 }
 
 /// A file that is not there says nothing.
@@ -181,7 +182,7 @@ fn parse(text: &str, base: &Path, problems: &mut Vec<String>) -> Config {
     for (key, value) in table {
         let taken = match (key.as_str(), value) {
             ("endpoint", toml::Value::String(text)) => {
-                if let Err(error) = Endpoint::parse(&text) {
+                if let Err(error) = Endpoint::parse_list(&text) {
                     problems.push(error.to_string());
                 } else {
                     config.endpoint = Some(text);
@@ -254,7 +255,7 @@ mod tests {
             Settings::from(flags(flag), surroundings).expect("all is right")
         };
         let file = || Some(path.clone());
-        let endpoint = |settings: &Settings| settings.endpoint.as_ref().map(ToString::to_string);
+        let endpoint = |settings: &Settings| settings.endpoints.first().map(ToString::to_string);
         let of_flag = resolve(Some("unix:/flag"), Some("unix:/variable"), file());
         assert_eq!(endpoint(&of_flag).as_deref(), Some("unix:/flag"));
         assert_eq!(of_flag.owner, Some(OwnerId("me".into())));

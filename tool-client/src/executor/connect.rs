@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{
@@ -85,6 +86,9 @@ pub enum EndpointError {
     /// It is of no kind that is known.
     #[error("endpoint {0:?}: {1}; use unix:/path, https://host:port or, on a private network, http://host:port")]
     Malformed(String, &'static str),
+    /// Hosts of one executor that are reached in different ways.
+    #[error("endpoints {0:?}: several endpoints are all https:// or all http://")]
+    Mixed(String),
 }
 
 impl Endpoint {
@@ -119,6 +123,20 @@ impl Endpoint {
             Some(port) if scheme == "https" => Ok(Self::Tls { host, port }),
             Some(port) => Ok(Self::Tcp { host, port }),
         }
+    }
+
+    /// Reads one endpoint, or several with commas between them: the hosts of one executor.
+    ///
+    /// # Errors
+    /// One of them is none, or they are not all of one kind.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, EndpointError> {
+        // A path may hold a comma.
+        if text.starts_with("unix:") {
+            return Ok(vec![Self::parse(text)?]);
+        }
+        let all: Vec<Self> = text.split(',').map(str::trim).map(Self::parse).collect::<Result<_, _>>()?;
+        let same_kind = all.iter().all(|one| std::mem::discriminant(one) == std::mem::discriminant(&all[0]));
+        if same_kind { Ok(all) } else { Err(EndpointError::Mixed(text.to_owned())) }
     }
 
     /// What requests name as their authority. A Unix socket has none; every server takes `localhost`.
@@ -294,10 +312,17 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Nothing is connected before the first call. Must be called inside a tokio runtime.
-    pub(super) fn new(endpoint: &Endpoint, access: Access, connect_limit: Duration, keepalive: Keepalive) -> Self {
+    /// `address`: of those that the endpoint's name has, the one to connect to.
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        address: Option<SocketAddr>,
+        access: Access,
+        connect_limit: Duration,
+        keepalive: Keepalive,
+    ) -> Self {
         let Access { token, tls } = access;
         let peer = Peer::default();
-        let connector = Connector::new(endpoint.clone(), tls, connect_limit, peer.clone());
+        let connector = Connector::new(endpoint.clone(), address, tls, connect_limit, peer.clone());
         let connector = tower::service_fn(move |_: Uri| connector.clone().connect());
         // The connector speaks TLS where that is spoken, the library knows only of the connection inside.
         let plain = endpoint.authority().replacen("https://", "http://", 1);
@@ -420,6 +445,17 @@ mod tests {
             let error = Endpoint::parse(text).expect_err(text).to_string();
             assert!(error.contains("use unix:/path, https://host:port or") && !error.contains('\n'), "{error}");
             assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn several_endpoints_are_of_one_kind() {
+        let parsed =
+            |text| Endpoint::parse_list(text).map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(parsed("https://a:1, https://b:2"), Ok(vec!["https://a:1".to_owned(), "https://b:2".to_owned()]));
+        assert_eq!(parsed("unix:/a,b"), Ok(vec!["unix:/a,b".to_owned()]));
+        for bad in ["https://a:1,http://b:2", "https://a:1,", "https://a:1,unix:/x"] {
+            assert!(parsed(bad).is_err(), "{bad}");
         }
     }
 

@@ -7,6 +7,7 @@
 use std::{
     fmt::Write as _,
     future::Future,
+    net::SocketAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -128,7 +129,23 @@ impl RemoteExecutor {
         deadlines: Deadlines,
         keepalive: Keepalive,
     ) -> Self {
-        let wire = Wire::new(endpoint, access.into(), deadlines.connect, keepalive);
+        Self::over(endpoint, None, access.into(), deadlines, keepalive)
+    }
+
+    /// At one of the addresses that an endpoint's name has, known to people by `name`.
+    pub(super) fn at(endpoint: &Endpoint, address: Option<SocketAddr>, name: &str, access: Access) -> Self {
+        let made = Self::over(endpoint, address, access, Deadlines::default(), Keepalive::default());
+        Self { endpoint: name.to_owned(), ..made }
+    }
+
+    fn over(
+        endpoint: &Endpoint,
+        address: Option<SocketAddr>,
+        access: Access,
+        deadlines: Deadlines,
+        keepalive: Keepalive,
+    ) -> Self {
+        let wire = Wire::new(endpoint, address, access, deadlines.connect, keepalive);
         let peer = wire.peer().clone();
         let client = ExecutorClient::new(wire)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -46,6 +47,8 @@ pub(in super::super) enum ConnectFailure {
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     target: Endpoint,
+    /// Of those that the target's name has.
+    address: Option<SocketAddr>,
     tls: Option<ClientTls>,
     limit: Duration,
     heard: Peer,
@@ -54,8 +57,14 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    pub(super) fn new(target: Endpoint, tls: Option<ClientTls>, limit: Duration, heard: Peer) -> Self {
-        Self { target, tls, limit, heard, stuck: Arc::default() }
+    pub(super) fn new(
+        target: Endpoint,
+        address: Option<SocketAddr>,
+        tls: Option<ClientTls>,
+        limit: Duration,
+        heard: Peer,
+    ) -> Self {
+        Self { target, address, tls, limit, heard, stuck: Arc::default() }
     }
 
     /// A connection, within the limit.
@@ -64,7 +73,7 @@ impl Connector {
         if self.stuck().is_some_and(|stuck| stuck.elapsed() < WAITED_MEANWHILE) {
             return Err(failure());
         }
-        match timeout(self.limit, open(&self.target, self.tls.as_ref())).await {
+        match timeout(self.limit, open(&self.target, self.address, self.tls.as_ref())).await {
             Ok(Ok(stream)) => Ok(TokioIo::new(Heard::new(stream, self.heard.clone()))),
             Ok(Err(failure)) => Err(failure),
             Err(_elapsed) => {
@@ -80,17 +89,21 @@ impl Connector {
     }
 }
 
-async fn open(endpoint: &Endpoint, tls: Option<&ClientTls>) -> Result<Connection, ConnectFailure> {
+async fn open(
+    endpoint: &Endpoint,
+    address: Option<SocketAddr>,
+    tls: Option<&ClientTls>,
+) -> Result<Connection, ConnectFailure> {
     let opened = match endpoint {
         Endpoint::Unix(path) => UnixStream::connect(path).await.map(|stream| Box::pin(stream) as Connection),
-        Endpoint::Tcp { host, port } => tcp(host, *port).await.map(|stream| Box::pin(stream) as Connection),
+        Endpoint::Tcp { host, port } => tcp(host, *port, address).await.map(|stream| Box::pin(stream) as Connection),
         Endpoint::Tls { host, port } => {
             let Some(tls) = tls else {
                 return Err(ConnectFailure::Untrusted(NO_CA.to_owned()));
             };
             let name = ServerName::try_from(host.clone())
                 .map_err(|_no_name| ConnectFailure::Untrusted("no certificate can have this name".to_owned()))?;
-            match tcp(host, *port).await {
+            match tcp(host, *port, address).await {
                 Ok(stream) => {
                     let handshake = TlsConnector::from(tls.config()).connect(name, stream).await;
                     handshake.map(|stream| Box::pin(stream) as Connection)
@@ -108,8 +121,11 @@ async fn open(endpoint: &Endpoint, tls: Option<&ClientTls>) -> Result<Connection
     })
 }
 
-async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((host, port)).await?;
+async fn tcp(host: &str, port: u16, address: Option<SocketAddr>) -> io::Result<TcpStream> {
+    let stream = match address {
+        Some(address) => TcpStream::connect(address).await?,
+        None => TcpStream::connect((host, port)).await?,
+    };
     stream.set_nodelay(true)?;
     Ok(stream)
 }
