@@ -41,7 +41,7 @@
 //!     let token = Token::read(Path::new("/run/secrets/token"))?;
 //!     let executor = Arc::new(RemoteExecutor::new(&endpoint, Some(token)));
 //!
-//!     let session = Session { id: OwnerId("session-1".to_owned()), cwd: None };
+//!     let session = Session { id: OwnerId("session-1".to_owned()), cwd: None, sandbox: None };
 //!     let notices = Notices::new(executor.clone(), Arc::new(Agents));
 //!     notices.attach(session.id.clone());
 //!
