@@ -104,9 +104,10 @@ fn the_kubernetes_manifest_s_arguments_work_under_its_restrictions() {
         "--security-opt=no-new-privileges",
         "--env=HOME=/workspace",
         "--tmpfs=/tmp",
-        "--tmpfs=/workspace:mode=0777",
+        "--tmpfs=/workspace:uid=10001,gid=10001,mode=0700",
     ]);
-    start.arg(format!("--volume={state}:/var/lib/executor-daemon"));
+    // Without what Docker would make of an empty one: the image's owner and mode.
+    start.arg(format!("--volume={state}:/var/lib/executor-daemon:nocopy"));
     start.args([marked.label(), format!("--name={name}"), format!("--volume={name}:/run/secrets/executor:ro")]);
     must(start.arg(image()).args(&arguments), "");
     wait_for("the manifest's probe succeeds", || {
