@@ -224,7 +224,8 @@ for become in (lambda: os.setuid(0), lambda: os.setresuid(65521, 65521, 65521), 
 ];
 
 /// What ends processes by what they are called or where they stand. It may end the command itself, and what is its tenant's.
-const ENDS: [(&str, &str, &str); 6] = [
+const ENDS: [(&str, &str, &str); 7] = [
+    ("group", "end the daemon's process group", "kill -9 -- -$(awk '{print $5}' /proc/$KEEPER/stat)"),
     ("name", "end the daemon by its name", "n=executor-; pkill -9 -f \"${n}daemon\""),
     ("path", "end the daemon by its program", "pkill -9 -f \"$DAEMON\"; pkill -9 daemon; killall -9 daemon"),
     ("port", "end whoever listens on the daemon's port", "fuser -k -9 \"$PORT/tcp\""),

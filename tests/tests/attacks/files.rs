@@ -4,7 +4,7 @@ use crate::{
     report::Report,
     rig::Rig,
     script::{
-        Control::{Inside, Outside, Same},
+        Control::{Inside, Outside, Root, Same},
         Script, by_a_neighbour, from_inside, script,
     },
 };
@@ -14,8 +14,18 @@ const READ: &[Script] = &[
     script("token", "read its own tenant's token", r#"cat "$TLS/a.token" && echo TAKEN"#, Same),
     script("token-of-another", "read another tenant's token", r#"cat "$TLS/b.token" && echo TAKEN"#, Same),
     script("tls-key", "read the daemon's TLS key", r#"cat "$TLS/server.key" && echo TAKEN"#, Same),
-    script("ca-key", "read the key that signs certificates", r#"cat "$TLS/ca.key" && echo TAKEN"#, Same),
-    script("client-key", "read another tenant's client key", r#"cat "$TLS/b.key" && echo TAKEN"#, Same),
+    script(
+        "ca-key",
+        "read the key that signs certificates",
+        r#"cat "$TLS/ca.key" && echo TAKEN"#,
+        Root(r#"test -s "$TLS/ca.key" && echo works"#),
+    ),
+    script(
+        "client-key",
+        "read another tenant's client key",
+        r#"cat "$TLS/b.key" && echo TAKEN"#,
+        Root(r#"test -s "$TLS/b.key" && echo works"#),
+    ),
     script("configuration", "read the configuration", r#"cat "$TLS/config.toml" && echo TAKEN"#, Same),
     script(
         "journal",
@@ -33,6 +43,12 @@ const READ: &[Script] = &[
         "journal-log",
         "read what the journal is about to take in",
         r#"cat "$STATE/journal.sqlite-wal" "$STATE/server/journal.sqlite-wal" 2>/dev/null | head -c 1 | grep -q . && echo TAKEN"#,
+        Same,
+    ),
+    script(
+        "spill-of-another",
+        "read what a command of another tenant has written",
+        r#"head -n 1 "$SPILL_OF_B" | grep "$CANARY" && echo TAKEN"#,
         Same,
     ),
     script("state-list", "list the state directory", r#"ls "$STATE" && echo TAKEN"#, Same),
@@ -215,13 +231,13 @@ const WRITE: &[Script] = &[
         "configuration-write",
         "write into the configuration",
         r#"{ echo >> "$TLS/config.toml"; } && echo TAKEN"#,
-        Outside(r#"test -w "$TLS/config.toml" && echo works"#),
+        Root(r#"test -w "$TLS/config.toml" && echo works"#),
     ),
     script(
         "authority-replace",
         "put an authority of its own in the place of the daemon's",
         r#"cp "$CA" "$TLS/ca.crt" && echo TAKEN"#,
-        Outside(r#"test -w "$TLS/ca.crt" && echo works"#),
+        Root(r#"test -w "$TLS/ca.crt" && echo works"#),
     ),
     script(
         "program-write",

@@ -196,7 +196,6 @@ signalled("tgkill", lambda pid: call("tgkill", pid, pid, 9))
 signalled("tkill", lambda pid: call("tkill", pid, 9))
 signalled("queue", lambda pid: call("rt_sigqueueinfo", pid, 9, queued(pid, 9)))
 signalled("thread-queue", lambda pid: call("rt_tgsigqueueinfo", pid, pid, 9, queued(pid, 9)))
-signalled("group", lambda pid: os.killpg(os.getpgid(pid), signal.SIGKILL))
 signalled("owner-of-a-descriptor", by_owner_of_a_descriptor)
 
 
@@ -319,7 +318,7 @@ def spare(name):
             os.close(reader)
             if name == "setns":
                 c("unshare", 0x10000000)
-            if name in ("signal-group", "setpriority-of-the-group"):
+            if name == "setpriority-of-the-group":
                 os.setpgid(0, 0)
         finally:
             os.close(writer)
@@ -338,10 +337,7 @@ def outcome(name, pid):
     if child == 0:
         os.close(reader)
         try:
-            if name == "signal-group" and pid in TARGETS.values() and os.getpgid(pid) == os.getpgid(0):
-                answer = "refused:our own group"
-            else:
-                answer = "taken" if ATTEMPTS[name](pid) else "refused:no effect"
+            answer = "taken" if ATTEMPTS[name](pid) else "refused:no effect"
         except OSError as error:
             answer = "refused:" + errno.errorcode.get(error.errno, str(error.errno))
         except Exception as error:  # pylint: disable=broad-except

@@ -57,7 +57,6 @@ const ATTEMPTS: &[(&str, &str)] = &[
     ("signal-tkill", "send SIGKILL to a thread"),
     ("signal-queue", "queue a SIGKILL that claims another sender"),
     ("signal-thread-queue", "queue it to a thread"),
-    ("signal-group", "send SIGKILL to its process group"),
     ("signal-owner-of-a-descriptor", "have the kernel send SIGKILL when a socket becomes readable"),
     ("prlimit-files", "leave it three descriptors"),
     ("prlimit-core", "change the size of its core dumps"),
@@ -93,12 +92,7 @@ const BY_UID_ALONE: [&str; 9] = [
 
 pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     let by_uid = |name: &str| matches!(rig.mode, Mode::User(_)) && BY_UID_ALONE.contains(&name);
-    let names: Vec<&str> = ATTEMPTS
-        .iter()
-        .map(|(name, _)| *name)
-        .filter(|name| !by_uid(name))
-        .filter(|name| rig.mode == Mode::Root || !name.starts_with("signal"))
-        .collect();
+    let names: Vec<&str> = ATTEMPTS.iter().map(|(name, _)| *name).filter(|name| !by_uid(name)).collect();
     let names = names.join(" ");
     // As an ordinary user the helper is on the commands' side of the fence: whoever ends it ends commands of the same tenant.
     let helper = if rig.mode == Mode::Root { "helper=$PPID" } else { "" };
@@ -128,7 +122,9 @@ pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
             continue;
         }
         let said = rig.run_for(tenant, owner, &script).await;
-        add(report, who, by, &String::from_utf8_lossy(&said.stdout.tail), &by_uid);
+        // The kernel gives these entries to a process's user, where it is dumpable, as commands are and the daemon is not.
+        let by_uid_too = |name: &str| by_uid(name) || (rig.mode != Mode::Root && name.starts_with("proc-write-"));
+        add(report, who, by, &String::from_utf8_lossy(&said.stdout.tail), &by_uid_too);
     }
     let killed = a.kill_task(Some(&owner), &task).await.expect("its own");
     assert!(!killed.already_finished, "the neighbour has ended a task");

@@ -201,7 +201,7 @@ impl Rig {
             ("KEEPER", self.keeper().to_string()),
             ("PORT", self.port.to_string()),
             ("SERVER", self.server.pid.to_string()),
-            ("SOCKET", path("run/sock")),
+            ("SOCKET", path("state/sock")),
             ("SPILL_OF_A", self.spill_of_a.display().to_string()),
             ("SPILL_OF_B", self.spill_of_b.display().to_string()),
             ("STATE", path("state")),
@@ -299,7 +299,7 @@ fn copy(from: &Path, to: &Path) {
 fn configure(mode: Mode, dir: &Path) {
     let config = dir.join("tls/config.toml");
     let text = fs::read_to_string(&config).expect("it was made").replace("tcp:0.0.0.0:7700", "tcp:127.0.0.1:0");
-    let text = text.replace("listen = [", &format!("listen = [\"unix:{}\", ", dir.join("run/sock").display()));
+    let text = text.replace("listen = [", &format!("listen = [\"unix:{}\", ", dir.join("state/sock").display()));
     let work = dir.join("work");
     // As root each session has a uid of its own, out of ranges that nobody else here uses: `kill -9 -1` ends nobody else.
     let text = match mode {
@@ -311,13 +311,18 @@ fn configure(mode: Mode, dir: &Path) {
     let text = format!("default_workdir = {work:?}\nmax_timeout_ms = 60000\ngrace_ms = 300\n{text}");
     fs::write(&config, text).expect("written");
     if let Some(uid) = mode.daemon() {
-        let give = |path: &Path| chown(path, Some(uid), Some(uid)).expect("given");
-        give(&dir.join("run"));
-        give(&dir.join("tls"));
-        fs::read_dir(dir.join("tls")).expect("a directory").for_each(|file| give(&file.expect("an entry").path()));
-        fs::create_dir(dir.join("state")).expect("a directory");
-        fs::set_permissions(dir.join("state"), fs::Permissions::from_mode(0o700)).expect("a mode");
-        give(&dir.join("state"));
+        // What it has to keep to itself is its own, in directories that are not: only that can be hidden from its commands.
+        let tls = dir.join("tls");
+        fs::set_permissions(&tls, fs::Permissions::from_mode(0o755)).expect("a mode");
+        for name in ["config.toml", "ca.crt", "server.crt"] {
+            fs::set_permissions(tls.join(name), fs::Permissions::from_mode(0o644)).expect("a mode");
+        }
+        let state = dir.join("state");
+        fs::create_dir(&state).expect("a directory");
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).expect("a mode");
+        for own in [state, tls.join("server.key"), tls.join("a.token"), tls.join("b.token")] {
+            chown(&own, Some(uid), Some(uid)).expect("given");
+        }
     }
 }
 

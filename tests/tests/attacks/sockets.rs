@@ -6,7 +6,7 @@ use crate::{
     report::{Outcome, Report},
     rig::{Rig, SOON},
     script::{
-        Control::{Inside, Outside, Same, Where},
+        Control::{Inside, Outside, Root, Same, Where},
         Script, by_a_neighbour, from_inside, script,
     },
 };
@@ -56,7 +56,7 @@ echo > "$out.go"; until grep -q over "$out" 2>/dev/null; do sleep 0.05; done; ca
     script(
         "unix-relative",
         "the same by another way to the socket",
-        r#"cd "$(dirname "$SOCKET")/../run" && "$CLIENT" info --endpoint "unix:/proc/self/cwd/sock" && echo TAKEN"#,
+        r#"cd "$(dirname "$SOCKET")/../state" && "$CLIENT" info --endpoint "unix:/proc/self/cwd/sock" && echo TAKEN"#,
         Same,
     ),
     script(
@@ -94,7 +94,9 @@ echo > "$out.go"; until grep -q over "$out" 2>/dev/null; do sleep 0.05; done; ca
         "tcp-with-a-certificate",
         "call over TCP with another's certificate and key",
         r#""$CLIENT" info --endpoint "https://localhost:$PORT" --ca "$CA" --cert "$TLS/b.crt" --key "$TLS/b.key" && echo TAKEN"#,
-        Same,
+        Root(
+            r#""$CLIENT" info --endpoint "https://localhost:$PORT" --ca "$CA" --cert "$TLS/b.crt" --key "$TLS/b.key" && echo works"#,
+        ),
     ),
     script(
         "port-shared",

@@ -13,6 +13,7 @@ use crate::{
     calls::caller,
     report::{Outcome, Report},
     rig::{Mode, Rig, SOON},
+    script::{stated, stated_limit},
     wire::Call,
 };
 
@@ -26,6 +27,10 @@ pub(crate) async fn attack(rig: &Rig, report: &mut Report) {
     let rows = [starts(), directories(rig), reads(), messages()].concat();
     let tasks = async || rig.tenant("a").list_tasks(Some(&OwnerId(OWNER.to_owned()))).await.expect("a list").len();
     for (name, call) in rows {
+        if stated(rig, name) {
+            report.add(format_args!("values/{name}"), "work in a directory of the daemon's", stated_limit());
+            continue;
+        }
         let before = tasks().await;
         let answer = call.token(&a).make(rig).await;
         let told = |code| code != Code::DeadlineExceeded && code != Code::Unavailable;
