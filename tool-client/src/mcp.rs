@@ -133,6 +133,13 @@ where
         if message.trim_ascii().is_empty() {
             continue;
         }
+        if message.trim_ascii_start().first() == Some(&b'[') {
+            let refused = Err((INVALID_REQUEST, "batches are not taken: send one message a line".to_owned()));
+            if let Err(error) = send(&output, &answer(&Value::Null, refused)).await {
+                break Err(error);
+            }
+            continue;
+        }
         let handled = match serde_json::from_slice::<Message>(&message) {
             Ok(Message { method: Some(method), id: None, params }) => {
                 if method == "notifications/initialized" {

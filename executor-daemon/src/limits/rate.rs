@@ -11,6 +11,10 @@ use std::{
 /// How much time ahead a silent tenant has.
 const AHEAD: Duration = Duration::from_secs(1);
 
+/// How far behind a tenant can fall: a command's last bytes are taken whatever the rate is, and others do not wait for longer than
+/// this for what they cost. As long as the turns of 80 streams.
+const MOST_DEBT: Duration = Duration::from_secs(10);
+
 /// Steps into which a second is cut, so that one stream does not keep the others waiting for long.
 const STEPS_PER_SECOND: u64 = 8;
 
@@ -38,7 +42,8 @@ impl Rate {
     /// So many bytes were moved: how long whoever did so has to wait.
     pub(crate) fn spend(&self, bytes: u64, now: Instant) -> Duration {
         let mut paid_until = self.paid_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let paid = pay(*paid_until, bytes, self.bytes_per_second, now);
+        let owed = paid_until.map(|paid| paid.min(now + MOST_DEBT));
+        let paid = pay(owed, bytes, self.bytes_per_second, now);
         *paid_until = Some(paid);
         paid.saturating_duration_since(now)
     }
@@ -71,6 +76,15 @@ mod tests {
     #[test]
     fn steps_are_parts_of_a_second_and_not_below_a_page() {
         assert_eq!((Rate::new(8 << 20).step_bytes(), Rate::new(1).step_bytes()), (1 << 20, LEAST_STEP_BYTES));
+    }
+
+    #[test]
+    fn a_debt_that_nobody_waited_for_is_soon_forgotten() {
+        let (rate, now) = (Rate::new(1_000), Instant::now() + 2 * AHEAD);
+        for _ in 0..100 {
+            rate.spend(64_000, now);
+        }
+        assert_eq!(rate.spend(0, now), MOST_DEBT);
     }
 
     proptest! {

@@ -221,7 +221,11 @@ impl Spill {
             if granted > 0 {
                 let (of_batch, file) = (Arc::clone(&ring), Arc::clone(&file));
                 let batch = written..written + granted;
-                task::spawn_blocking(move || copy(&of_batch, &file, batch)).await.map_err(io::Error::other)??;
+                let copied =
+                    task::spawn_blocking(move || copy(&of_batch, &file, batch)).await.map_err(io::Error::other)?;
+                if let Err(error) = copied {
+                    return self.keep_head(written, granted, error);
+                }
                 written += granted;
                 ring.spilled(written);
             }
@@ -238,6 +242,19 @@ impl Spill {
                 return Ok(());
             }
         }
+    }
+
+    /// What was to follow so many bytes cannot be had: the disk is full, or the ring holds it no longer, as where a process before
+    /// this one had no room for more. The head stays, which is told.
+    fn keep_head(&self, written: u64, granted: u64, error: io::Error) -> io::Result<()> {
+        let file =
+            self.file().filter(|_| written > 0).ok_or_else(|| io::Error::new(error.kind(), error.to_string()))?;
+        // A part of what failed may have been written.
+        file.set_len(written)?;
+        self.room.shrink(granted);
+        tracing::warn!(%error, path = ?self.path(), "a spill keeps its head");
+        self.step(State::Done(written));
+        Ok(())
     }
 
     /// Of so many bytes more, how many the budgets and the disk allow. Less than that is the end of the file, and is told.

@@ -181,6 +181,7 @@ fn what_is_no_request_is_answered_with_its_reason() {
     for (line, id, code) in [
         ("{", Value::Null, -32_700),
         ("[]", Value::Null, -32_600),
+        (r#"[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]"#, Value::Null, -32_600),
         (r#"{"jsonrpc": "2.0"}"#, Value::Null, -32_600),
         (r#"{"jsonrpc": "2.0", "id": "a", "method": "resources/list"}"#, json!("a"), -32_601),
         (r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/call"}"#, json!(1), -32_602),

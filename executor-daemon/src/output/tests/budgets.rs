@@ -1,5 +1,7 @@
 //! Streams whose spill has little room, and streams that are paced.
 
+use std::os::fd::AsFd;
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,4 +89,47 @@ async fn the_end_of_a_call_does_not_wait_for_a_rate() {
     assert!(is_pattern(&pattern(), 0, &result.tail));
     drop(pipe);
     closed(&stream).await;
+}
+
+/// A server that had no room for more is replaced when there is room again, and what would come next is not in the ring any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_head_that_a_process_before_this_one_has_kept_stays() {
+    const HEAD: u64 = 100_000;
+    let capacity = ring_bytes(TAIL);
+    let total = 3 * capacity;
+    let file = ring::StreamFile::in_memory(capacity).unwrap();
+    let handed_over = ring::StreamFile { page: file.page.try_clone().unwrap(), ring: None };
+    let ring = Ring::open(file, capacity).unwrap();
+    let (read, write) = io::pipe().unwrap();
+    let flood = flood(write, total);
+    while ring.total() < total {
+        ring.advance(AsFd::as_fd(&read), ring.total(), u64::MAX).unwrap();
+    }
+    flood.join().unwrap();
+    drop(ring);
+
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("spill");
+    let start = pattern();
+    let bytes: Vec<u8> = start.iter().copied().take(usize::try_from(HEAD).unwrap()).collect();
+    fs::write(&path, &bytes).unwrap();
+    let spill = File::options().read(true).write(true).open(&path).unwrap();
+    let budget = SpillBudget::of(u64::MAX, u64::MAX);
+    let options = StreamOptions {
+        name: StreamName::Stdout,
+        tail_bytes: TAIL,
+        ring_bytes: capacity,
+        max_spill_bytes: 64 * MIB,
+        spills: Arc::new(ByPath),
+        room: room(&budget),
+        rate: None,
+    };
+    let spill = Some((spill.into(), path.clone()));
+    let stream = Stream::take_over(read.into(), Some(handed_over), spill, options, Arc::new(spill_in_dir())).unwrap();
+    closed(&stream).await;
+    let result = stream.result().await;
+    assert_eq!(result.total, total);
+    let kept = result.spill.expect("its head is there");
+    assert_eq!((path_of(&kept), kept.cut_at), (&*path, Some(HEAD)));
+    assert_eq!(fs::read(&path).unwrap(), bytes);
 }
