@@ -166,6 +166,12 @@ pub fn can_run_as(range: &str) -> bool {
     identity::range(range, nix::unistd::geteuid()).is_ok()
 }
 
+/// Whether the daemon, started by whoever runs this, has somebody to run commands as when nothing is said of that.
+#[must_use]
+pub fn has_default_user() -> bool {
+    identity::resolve(None, nix::unistd::geteuid()).is_ok()
+}
+
 /// A tenant, and whom it is known by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownTenant {

@@ -302,7 +302,8 @@ fn next_steps(options: &InitOptions) -> String {
         None => format!("a CA of their own for {CA_DAYS}.\n"),
         Some(ca) => format!("signed by the CA of {}.\n", ca.display()),
     };
-    let _infallible = write!(text, "\nStart the daemon:\n  executor-daemon serve --config {dir}/config.toml\n");
+    let run_as = if crate::config::has_default_user() { "" } else { " --run-as nobody" };
+    let _infallible = write!(text, "\nStart the daemon:\n  executor-daemon serve --config {dir}/config.toml{run_as}\n");
     text += "\nConnect, with ca.crt and a client's two files at hand (ca.key stays here):\n";
     for client in clients(options) {
         let _infallible = writeln!(

@@ -457,17 +457,22 @@ pub(super) fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The key that somebody may have meant by this name: one that differs by few letters, or by dashes for underscores.
-pub(super) fn meant(name: &str) -> Option<&'static Key> {
+/// The name of a key that somebody may have meant by this one.
+pub(super) fn meant(name: &str) -> Option<&'static str> {
+    nearest(name, KEYS.iter().map(|key| key.name).chain(["tenants"]))
+}
+
+/// The one of these names that differs from a name by few letters, or by dashes for underscores.
+pub(super) fn nearest(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     /// More differences than this are another word.
     const MAX_DIFFERENCES: usize = 3;
 
     let name = name.to_ascii_lowercase().replace('-', "_");
-    KEYS.iter()
-        .map(|key| (differences(&name, key.name), key))
-        .filter(|(differences, key)| *differences <= MAX_DIFFERENCES && *differences < key.name.len())
+    known
+        .map(|known| (differences(&name, known), known))
+        .filter(|(differences, known)| *differences <= MAX_DIFFERENCES && *differences < known.len())
         .min_by_key(|(differences, _)| *differences)
-        .map(|(_, key)| key)
+        .map(|(_, known)| known)
 }
 
 /// Letters to add, drop or change to make one word of the other.
@@ -499,7 +504,6 @@ mod tests {
 
     #[test]
     fn a_misspelt_key_finds_the_one_that_was_meant() {
-        let meant = |name| meant(name).map(|key| key.name);
         assert_eq!(meant("timeout-ms"), Some("timeout_ms"));
         assert_eq!(meant("tiemout_ms"), Some("timeout_ms"));
         assert_eq!(meant("max_output"), None);

@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use executor_proto::types::SandboxMode;
 use nix::unistd::Uid;
 
 use super::{
-    ServerSettings, Settings, allowed,
+    SandboxTool, ServerSettings, Settings, allowed,
     credentials::{CredentialFiles, Credentials, TlsFiles},
     fence::{self, Fenced},
     flags::ServeFlags,
@@ -117,6 +118,7 @@ pub fn load(given: ServeFlags, around: &Surroundings) -> Result<Daemon, Vec<Prob
         values_of_it.problems.into_iter().for_each(|problem| values.note(problem));
         tenants.insert(table.name.clone(), its_rules);
     }
+    check_sandbox_tools(&mut values, &rules, &tenants);
     let server_user = server_user(&mut values, around, &identities);
     if around.uid == 0 && values.problems.is_empty() {
         // Who is no root has one user only; the daemon says what that leaves open.
@@ -215,8 +217,9 @@ fn exposed(hidden: &Hidden) -> Option<String> {
     let paths: Vec<_> = hidden.exposed.iter().map(|path| path.display().to_string()).collect();
     (!paths.is_empty()).then(|| {
         format!(
-            "commands share the daemon's user and can read and change {}, which lies in a directory of that user's: put it below              directories that are not",
-            paths.join(", ")
+            "commands share the daemon's user and can read and change {}: that user may write a directory above; put what is to \
+             be hidden where only other users may write",
+            paths.join(" and ")
         )
     })
 }
@@ -298,6 +301,22 @@ fn default_identity(values: &mut Values, around: &Surroundings, for_all: &Who) -
         Err(problem) => {
             values.note(Problem::new(Source::Missing("run-as"), problem));
             None
+        }
+    }
+}
+
+/// Notes each mode that commands would be held to and that the chosen tool cannot enforce.
+fn check_sandbox_tools(values: &mut Values, for_all: &TenantRules, tenants: &BTreeMap<String, TenantRules>) {
+    let of_tenants = tenants.iter().map(|(name, rules)| (format!(" of tenant {name}"), rules));
+    for (whose, rules) in [(String::new(), for_all)].into_iter().chain(of_tenants) {
+        if rules.sandbox_tool == SandboxTool::Bubblewrap && rules.sandbox != SandboxMode::DangerFullAccess {
+            values.note(Problem::new(
+                Source::Missing("sandbox-tool"),
+                format!(
+                    "bubblewrap cannot enforce the mode {}{whose}, so no command could run; only landlock can",
+                    rules.sandbox.as_str()
+                ),
+            ));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{
-    keys::TENANT_KEYS,
+    keys::{self, TENANT_KEYS},
     problem::{Problem, Source},
 };
 use crate::tls::comparable;
@@ -76,12 +76,18 @@ pub(super) fn parse(file: &Path, tenants: &toml::Value, problems: &mut Vec<Probl
                 },
                 "peer_uids" => match list(value, |one| one.as_integer().and_then(|uid| u32::try_from(uid).ok())) {
                     Some(uids) => tenant.peer_uids.extend(uids.into_iter().map(|uid| (uid, here()))),
-                    None => problems.push(wrong("must be one or more uids")),
+                    None => problems.push(wrong("must be one or more uids, which are numbers")),
                 },
                 rule if TENANT_KEYS.contains(&rule) => {
                     tenant.rules.insert(rule.to_owned(), value.clone());
                 }
-                _ => problems.push(wrong(&format!("unknown key; the keys are {}", all_keys()))),
+                _ => {
+                    let known = KNOWN_BY.iter().chain(&TENANT_KEYS).copied();
+                    problems.push(wrong(&match keys::nearest(key, known) {
+                        Some(meant) => format!("unknown key; did you mean {meant}?"),
+                        None => format!("unknown key; the keys are {}", all_keys()),
+                    }));
+                }
             }
         }
         parsed.push(tenant);
@@ -130,14 +136,16 @@ mod tests {
 
     #[test]
     fn every_mistake_is_one_line_that_says_where() {
-        let (_, problems) =
-            read("[tenants.'a b']\ntoken_file = 7\n[tenants.b]\ncertificate_names = []\npeer_uids = [-1]\nuid = 5\n");
+        let (_, problems) = read(
+            "[tenants.'a b']\ntoken_file = 7\n[tenants.b]\ncertificate_names = []\npeer_uids = [-1]\ncolour = 5\nmax_task = 5\n",
+        );
         let starts = [
             "f: tenants.a b = { token_file = 7 }: a tenant's name is 1 to 64",
             "f: tenants.a b.token_file = 7: must be a text",
             "f: tenants.b.certificate_names = []: must be one or more texts",
-            "f: tenants.b.peer_uids = [-1]: must be one or more uids",
-            "f: tenants.b.uid = 5: unknown key; the keys are token_file, certificate_names, peer_uids, run_as",
+            "f: tenants.b.colour = 5: unknown key; the keys are token_file, certificate_names, peer_uids, run_as",
+            "f: tenants.b.max_task = 5: unknown key; did you mean max_tasks?",
+            "f: tenants.b.peer_uids = [-1]: must be one or more uids, which are numbers",
         ];
         assert_eq!(problems.len(), starts.len(), "{problems:?}");
         for (problem, start) in problems.iter().zip(starts) {

@@ -241,7 +241,7 @@ fn table(path: &Path) -> Result<toml::Table, Problem> {
 
 fn unknown_key(file: &Path, name: &str, value: &toml::Value) -> Problem {
     let hint = match keys::meant(name) {
-        Some(key) => format!("unknown key; did you mean {}?", key.name),
+        Some(meant) => format!("unknown key; did you mean {meant}?"),
         None => {
             let names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
             format!("unknown key; the keys are {}", names.join(", "))

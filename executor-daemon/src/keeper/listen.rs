@@ -57,7 +57,10 @@ pub(super) fn open(listener: Listener) -> io::Result<Listening> {
     match listener {
         Listener::Unix(path) => open_unix(&path, PRIVATE),
         Listener::SharedUnix(path) => open_unix(&path, SHARED),
-        Listener::Tcp(address) => TcpListener::bind(address).map(OwnedFd::from).and_then(|socket| finish(socket, None)),
+        Listener::Tcp(address) => match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(held()),
+            bound => bound.map(OwnedFd::from).and_then(|socket| finish(socket, None)),
+        },
         Listener::Open(socket) => finish(socket, None),
     }
     .map_err(explain)
@@ -69,6 +72,10 @@ fn open_unix(path: &Path, withheld: Mode) -> io::Result<Listening> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             remove_dead(&path)?;
             bind(&path, withheld)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().unwrap_or(&path).display();
+            Err(io::Error::new(error.kind(), format!("there is no directory {directory}; make it first")))
         }
         bound => bound,
     }?;
@@ -92,8 +99,12 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         // Also when it is only busy, or not ours to connect to: somebody holds it.
-        Ok(_) | Err(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process is listening there")),
+        Ok(_) | Err(_) => Err(held()),
     }
+}
+
+fn held() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, "another process is listening there")
 }
 
 fn finish(socket: OwnedFd, file: Option<(PathBuf, u64, u64)>) -> io::Result<Listening> {
@@ -164,6 +175,19 @@ mod tests {
         open(Listener::Unix(path.clone())).expect_err("a file is kept");
         live.remove_file();
         assert_eq!(fs::read(&path).expect("still there"), b"data");
+    }
+
+    #[test]
+    fn what_stands_in_the_way_is_said() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let below = directory.path().join("none");
+        let refused = open(Listener::Unix(below.join("s"))).expect_err("nothing to make it in").to_string();
+        assert!(refused.ends_with(&format!("there is no directory {}; make it first", below.display())), "{refused}");
+
+        let held = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let address = held.local_addr().expect("an address");
+        let refused = open(Listener::Tcp(address)).expect_err("taken").to_string();
+        assert_eq!(refused, format!("cannot listen on tcp:{address}: another process is listening there"));
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub struct Arguments {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Where and for whom")]
 pub(super) struct Global {
-    /// Where the executor is: unix:/path, https://host:port, or on a private network http://host:port. Several with commas between
-    /// them, or a name with several addresses, are hosts that share the sessions
+    /// Where the executor is: unix:/path, https://host:port, or on a private network http://host:port. Several https:// (or
+    /// http://) with commas between them, or a name with several addresses, are hosts that share the sessions
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(super) endpoint: Option<OsString>,
     /// File whose first line is the token that the daemon knows you by; else EXECUTOR_TOKEN_FILE

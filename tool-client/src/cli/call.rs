@@ -43,6 +43,11 @@ pub(super) async fn call(settings: &Settings, tool: &str, arguments: &str) -> Ou
     let result = tools.call_in(settings.sandbox, session.as_ref(), tool, arguments, &abort).await;
     let remark = backend.remark_on(&result.text);
     output::stdout(result.text).await?;
+    if result.is_error
+        && let Err(error) = serde_json::from_str::<Value>(arguments)
+    {
+        output::line(&format!("the arguments of {tool} are not JSON: {error}")).await?;
+    }
     if let Some(remark) = remark {
         output::line(&remark).await?;
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGHUP (the terminal is gone): the first asks, the second insists.
+//! Ctrl-C, SIGTERM and SIGHUP (the terminal is gone): the first asks, a later one insists.
 
 use std::{
     future::Future,
@@ -6,12 +6,20 @@ use std::{
         Arc,
         atomic::{AtomicU8, Ordering},
     },
+    time::Duration,
 };
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::Failure;
+
+/// Signals so close behind the first are the same wish: `timeout`, a terminal that goes away and a service manager send several at
+/// once, to a process and to its group. A person who insists takes longer.
+const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// Listens for the signals that people and supervisors end a program with.
 #[derive(Debug, Clone)]
@@ -21,7 +29,8 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// From now on a first signal raises the token, and a second one ends the process at once.
+    /// From now on a first signal raises the token, and one that comes later than [`ONE_WISH`] after it ends the process at once.
+    /// Those between change nothing: what the first one asked for goes on, within its own limits.
     pub(super) fn listen() -> Result<Self, Failure> {
         let listening =
             |kind| signal(kind).map_err(|error| Failure::Own(format!("cannot listen for signals: {error}")));
@@ -32,6 +41,7 @@ impl Interrupt {
         let this = Self { token: CancellationToken::new(), code: Arc::new(AtomicU8::new(0)) };
         let heard = this.clone();
         tokio::spawn(async move {
+            let mut first = None;
             loop {
                 let code = tokio::select! {
                     Some(()) = interrupt.recv() => 128 + 2,
@@ -39,11 +49,15 @@ impl Interrupt {
                     Some(()) = next(&mut hangup) => 128 + 1,
                     else => return,
                 };
-                if heard.token.is_cancelled() {
-                    leave(code);
+                match first {
+                    None => {
+                        first = Some(Instant::now());
+                        heard.code.store(code, Ordering::Release);
+                        heard.token.cancel();
+                    }
+                    Some(first) if first.elapsed() < ONE_WISH => {}
+                    Some(_) => leave(code),
                 }
-                heard.code.store(code, Ordering::Release);
-                heard.token.cancel();
             }
         });
         Ok(this)
@@ -83,7 +97,7 @@ fn hangups_are_ignored() -> bool {
     ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the second Ctrl-C must work whatever hangs; this is the command line")]
+#[expect(clippy::disallowed_methods, reason = "a later Ctrl-C must work whatever hangs; this is the command line")]
 fn leave(code: u8) -> ! {
     std::process::exit(i32::from(code))
 }

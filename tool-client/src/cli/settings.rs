@@ -68,7 +68,8 @@ impl Surroundings {
             .filter(|base| base.is_absolute())
             .or_else(|| set("HOME").map(|home| Path::new(&home).join(".config")));
         Self {
-            endpoint: set("EXECUTOR_ENDPOINT"),
+            // Empty here is a script whose variable was not set; this host instead would be the wrong one.
+            endpoint: std::env::var_os("EXECUTOR_ENDPOINT"),
             files: Files {
                 token: set("EXECUTOR_TOKEN_FILE").map(PathBuf::from),
                 ca: set("EXECUTOR_CA_FILE").map(PathBuf::from),
@@ -100,14 +101,22 @@ impl Settings {
         let endpoints = endpoint.and_then(|(source, text)| {
             parse_endpoints(&text).map_err(|problem| problems.push(format!("{source}: {problem}"))).ok()
         });
+        if endpoints.as_ref().is_none_or(Vec::is_empty) && problems.is_empty() && flags.token_file.is_some() {
+            problems
+                .push("--token-file is for a daemon: give --endpoint, EXECUTOR_ENDPOINT or a config file".to_owned());
+        }
         let endpoints = endpoints.unwrap_or_default();
         let of_flags = Files { token: flags.token_file, ca: flags.ca, cert: flags.cert, key: flags.key };
         let files = of_flags.or(surroundings.files).or(config.files);
         let access = endpoints.first().map(|endpoint| access(endpoint, files, &mut problems)).unwrap_or_default();
+        let owner = flags.owner.or(config.owner);
+        if let Some(owner) = owner.as_ref().filter(|owner| owner.contains(char::is_control)) {
+            problems.push(format!("--owner {owner:?}: an owner has no control characters"));
+        }
         if !problems.is_empty() {
             return Err(Failure::Usage(problems.join("; ")));
         }
-        let owner = flags.owner.or(config.owner).map(OwnerId);
+        let owner = owner.map(OwnerId);
         Ok(Self { endpoints, access, owner, sandbox: flags.sandbox.or(config.sandbox) })
     }
 }
@@ -135,7 +144,12 @@ fn access(endpoint: &Endpoint, files: Files, problems: &mut Vec<String>) -> Acce
     let Some(ca) = ca else {
         problems.push(format!(
             "{endpoint}: https:// needs the CA that has signed the daemon's certificate: --ca FILE, EXECUTOR_CA_FILE or \
-             ca_file"
+             ca_file{}",
+            if token.is_none() && identity.is_none() {
+                "; and what the daemon knows you by: --cert FILE and --key FILE, or --token-file FILE"
+            } else {
+                ""
+            }
         ));
         return Access { token, tls: None };
     };
@@ -314,6 +328,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_meant_for_another_host_does_not_run_here() {
+        let refused = |flags, endpoint: Option<&str>| {
+            let surroundings =
+                Surroundings { endpoint: endpoint.map(OsString::from), files: Files::default(), config: None };
+            problems(Settings::from(flags, surroundings).expect_err("wrong"))
+        };
+        let line = refused(flags(None), Some(""));
+        assert!(line.starts_with("EXECUTOR_ENDPOINT: endpoint \"\""), "{line}");
+        let line = refused(Global { token_file: Some("/none".into()), ..flags(None) }, None);
+        assert!(line.starts_with("--token-file is for a daemon: give --endpoint"), "{line}");
+        let line = refused(Global { owner: Some("a\nb".to_owned()), ..flags(None) }, None);
+        assert_eq!(line, "--owner \"a\\nb\": an owner has no control characters");
+    }
+
+    #[test]
     fn https_needs_a_ca_and_a_certificate_its_key_and_other_endpoints_neither() {
         let surroundings = || Surroundings {
             endpoint: None,
@@ -329,5 +358,6 @@ mod tests {
         assert!(line.contains("--key FILE") && line.contains("CA file /none/ca: No such file"), "{line}");
         let line = https(Surroundings { endpoint: None, files: Files::default(), config: None });
         assert!(line.starts_with("https://x:1: https:// needs the CA") && line.contains("--ca FILE"), "{line}");
+        assert!(line.contains("--cert FILE and --key FILE, or --token-file FILE"), "{line}");
     }
 }

@@ -87,7 +87,7 @@ pub enum EndpointError {
     #[error("endpoint {0:?}: {1}; use unix:/path, https://host:port or, on a private network, http://host:port")]
     Malformed(String, &'static str),
     /// Hosts of one executor that are reached in different ways.
-    #[error("endpoints {0:?}: several endpoints are all https:// or all http://")]
+    #[error("endpoints {0:?}: several endpoints are all https:// or all http://; of Unix sockets name one")]
     Mixed(String),
 }
 
@@ -132,6 +132,11 @@ impl Endpoint {
     pub fn parse_list(text: &str) -> Result<Vec<Self>, EndpointError> {
         // A path may hold a comma.
         if text.starts_with("unix:") {
+            let begins_another =
+                |rest: &str| ["unix:", "http://", "https://"].iter().any(|kind| rest.starts_with(kind));
+            if text.split(',').skip(1).any(|rest| begins_another(rest.trim_start())) {
+                return Err(EndpointError::Mixed(text.to_owned()));
+            }
             return Ok(vec![Self::parse(text)?]);
         }
         let all: Vec<Self> = text.split(',').map(str::trim).map(Self::parse).collect::<Result<_, _>>()?;
@@ -454,7 +459,9 @@ mod tests {
             |text| Endpoint::parse_list(text).map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(parsed("https://a:1, https://b:2"), Ok(vec!["https://a:1".to_owned(), "https://b:2".to_owned()]));
         assert_eq!(parsed("unix:/a,b"), Ok(vec!["unix:/a,b".to_owned()]));
-        for bad in ["https://a:1,http://b:2", "https://a:1,", "https://a:1,unix:/x"] {
+        for bad in
+            ["https://a:1,http://b:2", "https://a:1,", "https://a:1,unix:/x", "unix:/a,unix:/b", "unix:/a, https://b:1"]
+        {
             assert!(parsed(bad).is_err(), "{bad}");
         }
     }

@@ -1,8 +1,7 @@
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt};
 
 use super::*;
-use crate::config::{CertificateNames, KnownTenant, SandboxTool, keys::KEYS, parse};
-use executor_proto::types::SandboxMode;
+use crate::config::{CertificateNames, KnownTenant, keys::KEYS, parse};
 
 /// A directory with files in it, removed at the end.
 struct Scene {
@@ -415,7 +414,7 @@ fn what_a_tenants_table_says_wins_over_what_is_said_for_all() {
         &scene,
         "shares_user = true\nmax_tasks_per_owner = 7\nworkdir_roots = 'work'\nnetwork = false\nmax_watchers = 4\n\
          [tenants.a]\nworkdir_roots = ['other', 'work']\ndefault_workdir = 'other'\nenvironment_allow = ['A_*', 'A_TOKEN']\n\
-         sandbox = 'workspace-write'\nwritable_paths = ['token']\nnetwork = true\nsandbox_tool = 'bubblewrap'\nmax_tasks = 1\n\
+         sandbox = 'workspace-write'\nwritable_paths = ['token']\nnetwork = true\nsandbox_tool = 'landlock'\nmax_tasks = 1\n\
          max_tasks_per_owner = 2\nmax_processes = 3\nmax_memory_bytes = 1048576\nmax_spill_bytes_in_all = 5\n\
          max_spill_bytes_per_owner = 6\nmax_output_bytes_per_second = 7\nmax_watchers = 8\nmax_requests = 9\nallow_setuid = true\n\
          [tenants.b]\nworkdir_roots = []\n[tenants.default]\nenvironment_allow = []\n",
@@ -438,7 +437,7 @@ fn what_a_tenants_table_says_wins_over_what_is_said_for_all() {
         sandbox: SandboxMode::WorkspaceWrite,
         writable_paths: vec![here.join("token")],
         network: true,
-        sandbox_tool: SandboxTool::Bubblewrap,
+        sandbox_tool: SandboxTool::Landlock,
         max_tasks: 1,
         max_tasks_per_owner: 2,
         max_processes: Some(3),
@@ -467,13 +466,14 @@ fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
          shares_user = 'no'\nworkdir_roots = ['work', 'none']\ndefault_workdir = '/'\nenvironment_allow = ['A=B']\nsandbox = 'none'\n\
          writable_paths = 'gone'\nnetwork = 'off'\nsandbox_tool = 'docker'\nmax_tasks = 0\nmax_tasks_per_owner = '1'\nmax_processes = -1\n\
          max_memory_bytes = 5\nmax_spill_bytes_in_all = 0\nmax_spill_bytes_per_owner = 0\nmax_output_bytes_per_second = -1\n\
-         max_watchers = 0\nmax_requests = 0\nuid = 5\n",
+         max_watchers = 0\nmax_requests = 0\ncolour = 5\n",
     )
     .expect_err("mistakes");
     let says = [
         ("max_requests = 0", "must be a whole number of requests from 1 to 1000000"),
         ("tenants.a.allow_setuid = 1", "must be true or false"),
         ("tenants.a.capabilities = \"CAP_FLY\"", "is no capability"),
+        ("tenants.a.colour = 5", "unknown key; the keys are token_file, certificate_names, peer_uids, run_as"),
         ("tenants.a.default_workdir = \"/\"", "must lie in one of workdir_roots"),
         ("tenants.a.environment_allow = \"A=B\"", "must be the name of a variable"),
         ("tenants.a.max_memory_bytes = 5", "must be a whole number of bytes from 1048576"),
@@ -490,7 +490,6 @@ fn every_mistake_in_a_tenants_rules_is_one_line_that_says_where() {
         ("tenants.a.sandbox = \"none\"", "must be one of read-only, workspace-write, danger-full-access"),
         ("tenants.a.sandbox_tool = \"docker\"", "must be one of landlock, bubblewrap"),
         ("tenants.a.shares_user = \"no\"", "must be true or false"),
-        ("tenants.a.uid = 5", "unknown key; the keys are token_file, certificate_names, peer_uids, run_as"),
         ("tenants.a.uid_range = \"9-5\"", "cannot be given together with run_as"),
         ("tenants.a.uid_range = \"9-5\"", "must go up"),
         ("tenants.a.workdir_roots = \"none\"", "must be directories that exist"),
@@ -531,4 +530,17 @@ fn tenants_of_one_user_are_refused_as_root_unless_all_of_them_say_so() {
         let peer = "[tenants.a]\nuid_range = '70000-70063'\n[tenants.b]\nrun_as = 'nobody'\npeer_uids = 70001\n";
         refused(load(peer), "commands run as uid 70001");
     }
+}
+
+#[test]
+fn a_tool_that_cannot_enforce_the_mode_is_no_start() {
+    let scene = Scene::new();
+    let problems = load_file(
+        &scene,
+        "sandbox_tool = 'bubblewrap'\nshares_user = true\n[tenants.a]\nsandbox = 'read-only'\n[tenants.b]\n",
+    );
+    let lines = problems.expect_err("refused");
+    let line = "--sandbox-tool: bubblewrap cannot enforce the mode read-only of tenant a, so no command could run; only landlock can";
+    assert!(lines.iter().any(|one| one == line), "{lines:?}");
+    assert_eq!(lines.iter().filter(|one| one.contains("bubblewrap")).count(), 1, "{lines:?}");
 }
