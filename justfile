@@ -47,6 +47,7 @@ soak:
     SCHEDULES=200000 cargo test --release -p executor-daemon -p tool-client --lib schedules -- --nocapture
     READS_SCHEDULES=100 cargo test --release -p executor-tests --test reads -- --nocapture
     ATTACHES=200 cargo test --release -p executor-tests --test behaviour m11_whoever_attaches -- --nocapture
+    NEIGHBOURS=64 NEIGHBOURS_SECONDS=60 cargo test --release -p executor-tests --test neighbours -- --nocapture
     for faults in delays slow-reader; do EXECUTOR_TEST_FAULTS=$faults cargo test --release -p executor-tests --test behaviour unix; done
 
 # Prints what a command costs over a bare spawn, and the daemon's memory after a flood. Decides nothing.

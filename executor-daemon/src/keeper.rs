@@ -35,6 +35,7 @@ mod pool;
 mod privileges;
 pub mod protocol;
 mod serve;
+mod share;
 mod spawn;
 mod spill;
 mod streams;

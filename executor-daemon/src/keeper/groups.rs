@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{protocol::GroupLimits, serve::log};
+use super::{protocol::GroupLimits, serve::log, share};
 
 /// Where version 2 is mounted, alone or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
@@ -73,6 +73,7 @@ impl Groups {
         make_directory(&root.join(OWN))?;
         write(&root.join(OWN).join("cgroup.procs"), "0")?;
         write(&root.join("cgroup.subtree_control"), "+cpu +memory +pids")?;
+        write(&root.join(OWN).join("cpu.weight"), share::WEIGHT)?;
         let groups = Self { root: Some(root.to_owned()), entries: Vec::new(), limits: wanted.to_vec() };
         wanted.iter().enumerate().try_fold(groups, |mut groups, (number, limits)| {
             let path = path_of(root, number);
@@ -195,7 +196,7 @@ mod tests {
             (limits("tenant-0"), limits("tenant-1")),
             (["max", "max"].map(str::to_owned), ["64".to_owned(), "1048576".to_owned()])
         );
-        assert_eq!(read(&root, "tenant-1/cpu.weight"), "100");
+        assert_eq!(["keeper", "tenant-1"].map(|group| read(&root, &format!("{group}/cpu.weight"))), ["1000", "100"]);
         assert!(groups.enter(1).unwrap());
         assert_eq!(
             (read(&root, "tenant-0/cgroup.procs"), read(&root, "tenant-1/cgroup.procs")),

@@ -31,6 +31,7 @@ use super::{
     init::{self, Part},
     keyring, link,
     listen::{self, Listening},
+    share,
     spill::Spills,
     tree, wire,
 };
@@ -131,6 +132,7 @@ impl Daemon {
             unprotected.map(|what| format!("; unprotected: {what}")).unwrap_or_default(),
         );
         link::null_stdin()?;
+        share::raise();
         let groups = Groups::of_daemon(&groups);
         let desk = Desk::open(identities, hidden, groups, spills, &[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])?;
         Ok(Self {
