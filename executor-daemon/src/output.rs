@@ -369,9 +369,10 @@ impl Stream {
         }
     }
 
-    /// Waits until the spill file was made or refused, if it was asked. Cancel-safe.
+    /// Waits until the spill file, if it was asked for, is finished or given up; while the stream is open, only until it was made
+    /// or refused. Cancel-safe.
     pub(crate) async fn spill_decided(&self) {
-        self.spill.decided().await;
+        self.spill.decided(|| self.closed()).await;
     }
 
     /// Removes the spill file, if one was ever made: nobody is told of it any more.

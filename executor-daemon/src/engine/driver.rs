@@ -43,8 +43,8 @@ const TIDY_AFTER: Duration = Duration::from_millis(5);
 /// How long a run's result can be made anew from what the keeper has, where its client has not taken it.
 const RESULT_AT_KEEPER: Duration = Duration::from_secs(2);
 
-/// Longest wait for a spill file that was asked for, before a command is forgotten.
-const SPILL_MADE: Duration = Duration::from_secs(10);
+/// Longest wait for a spill file to be finished, before a command is forgotten.
+const SPILL_FINISHED: Duration = Duration::from_secs(10);
 
 /// Why an exit is unknown when the keeper is lost, in the words of the model's text.
 pub(super) const KEEPER_LOST: &str = "executor restarted";
@@ -232,10 +232,10 @@ impl Driver {
         join(streams.stdout.settle(quiet, until), streams.stderr.settle(quiet, until)).await;
         streams.stdout.compact();
         streams.stderr.compact();
-        // The keeper makes no spill for a command that it was told to forget, and a run is kept for its spill's sake. A keeper
-        // that does not answer has lost more than this file.
+        // The keeper makes no spill for a command that it was told to forget, a run is kept for its spill's sake, and only a file that
+        // is finished is known after a restart. A keeper that does not answer has lost more than this file.
         let decided = join(streams.stdout.spill_decided(), streams.stderr.spill_decided());
-        let _ = tokio::time::timeout(SPILL_MADE, decided).await;
+        let _ = tokio::time::timeout(SPILL_FINISHED, decided).await;
         let Some(engine) = self.engine.upgrade() else { return };
         let spilled = streams.stdout.spill_path().is_some() || streams.stderr.spill_path().is_some();
         let keep = Keep { id: facts.kind == Kind::Task || spilled, result: engine.bytes_to_hold(&self.entry) };

@@ -291,11 +291,13 @@ impl Spill {
         Ok(file)
     }
 
-    /// Waits until a file that was begun has been made, or never will be. Cancel-safe.
-    pub(super) async fn decided(&self) {
+    /// Waits until nothing more will be written to a file that was begun; while the stream is not `closed`, only until the file
+    /// has been made, or never will be. Cancel-safe.
+    pub(super) async fn decided(&self, closed: impl Fn() -> bool) {
         let mut state = self.state.subscribe();
+        let made_and_open = || self.made.get().is_some() && !closed();
         // The sender lives as long as `self`.
-        let _ = state.wait_for(|state| !matches!(state, State::Writing(_)) || self.made.get().is_some()).await;
+        let _ = state.wait_for(|state| !matches!(state, State::Writing(_)) || made_and_open()).await;
     }
 
     /// Goes on to this state; false when it was given up meanwhile.
