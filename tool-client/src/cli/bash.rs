@@ -44,6 +44,9 @@ pub(super) async fn bash(arguments: Bash, settings: &Settings) -> Outcome {
         Ok((backend, workdir, stdin))
     });
     let (backend, workdir, stdin) = prepared.await?;
+    if backend.is_embedded() && output::is_terminal(StreamName::Stderr) {
+        output::line("no endpoint is set: running on this host, as you").await?;
+    }
     let spec = CommandSpec {
         command: Bytes::from(command.into_vec()),
         // Who calls has chosen where it starts.

@@ -120,9 +120,9 @@ fn with_terminal(mut command: Command) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_is_told_nothing_but_what_the_command_says() {
+async fn a_person_is_told_where_the_command_runs() {
     let said = with_terminal(cli().embedded(&["bash", "echo oops >&2"]));
-    assert_eq!(said, "oops\r\n");
+    assert_eq!(said, "tool-client: no endpoint is set: running on this host, as you\r\noops\r\n");
     let said = with_terminal(cli().embedded(&["call", "bash", r#"{"command": "true", "description": "d"}"#]));
     assert_eq!(said, "");
 }
