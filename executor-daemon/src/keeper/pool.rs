@@ -24,6 +24,8 @@ const MAX_IDLE: usize = 8;
 const MAX_IDLE_IN_ALL: usize = 64;
 /// Most fences. There is one for each tenant that has run something.
 const MAX_FENCES: usize = 4096;
+/// What the kernel answers a process that can have nothing more.
+const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::ETOOMANYREFS];
 /// Tokens below this one are the keeper's own.
 pub(super) const FIRST_HELPER_TOKEN: u64 = 16;
 
@@ -152,6 +154,10 @@ impl Pool {
         if let Some(zygote) = self.zygotes.get(fence) {
             match zygote.make_helper(token, [sockets[0].try_clone()?, sockets[1].try_clone()?]) {
                 Ok(pids) => return Ok(pids),
+                // This process has no room for more, which says nothing of the zygote.
+                Err(error) if error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)) => {
+                    return Err(error);
+                }
                 // It is dead, or was stopped for so long that it may as well be.
                 Err(_) => tree::signal_child(zygote.pid, libc::SIGKILL),
             }

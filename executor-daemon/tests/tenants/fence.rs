@@ -183,30 +183,30 @@ async fn a_tenant_has_what_it_was_given_and_the_daemon_says_so() {
 
 #[tokio::test]
 async fn a_workdir_lies_in_the_roots_wherever_its_links_lead() {
-    let rules = "workdir_roots = ['${DIR}/work']\ndefault_workdir = '${DIR}/work'";
+    let rules = "workdir_roots = ['${DIR}/site']\ndefault_workdir = '${DIR}/site'";
     let ids = if root() { "\nuid_range = '70000-70003'" } else { "" };
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
-    for name in ["work", "work/below", "work2"] {
+    for name in ["site", "site/below", "site2"] {
         std::fs::create_dir(dir.path().join(name)).expect("made");
     }
-    std::os::unix::fs::symlink(dir.path().join("work2"), dir.path().join("work/out")).expect("made");
-    std::os::unix::fs::symlink(dir.path().join("work/below"), dir.path().join("in")).expect("made");
+    std::os::unix::fs::symlink(dir.path().join("site2"), dir.path().join("site/out")).expect("made");
+    std::os::unix::fs::symlink(dir.path().join("site/below"), dir.path().join("in")).expect("made");
     let here = dir.path().display().to_string();
     let daemon = Daemon::start(&[("a", &format!("{}{ids}", rules.replace("${DIR}", &here)))]).await;
     let mut a = daemon.client("a").await;
-    assert_eq!(a.run(None, "pwd -P").await, format!("{here}/work"));
+    assert_eq!(a.run(None, "pwd -P").await, format!("{here}/site"));
     let mut at = async |path: &str| {
         let workdir = Some(format!("{here}/{path}").into());
         a.run_spec(None, Some(v1::CommandSpec { command: "pwd -P".into(), workdir, ..Default::default() })).await
     };
-    for path in ["work/below", "in", "work/../in"] {
-        assert_eq!(at(path).await.expect(path), format!("{here}/work/below"));
+    for path in ["site/below", "in", "site/../in"] {
+        assert_eq!(at(path).await.expect(path), format!("{here}/site/below"));
     }
-    assert_eq!(at("work2/../work").await.expect("it leads back"), format!("{here}/work"));
-    for path in ["work2", "work/out", "work/..", "in/../..", "."] {
+    assert_eq!(at("site2/../site").await.expect("it leads back"), format!("{here}/site"));
+    for path in ["site2", "site/out", "site/..", "in/../..", "."] {
         let refused = at(path).await.expect_err(path);
         assert_eq!(refused.message(), "workdir outside the allowed roots", "{path}");
     }
-    assert!(at("work/none").await.expect_err("it is not there").message().contains("chdir"));
+    assert!(at("site/none").await.expect_err("it is not there").message().contains("chdir"));
 }
